@@ -32,7 +32,7 @@ def test_a_value_that_was_changed_while_it_waited(tmp_path, column):
     """A file of rows is what it was to the last bit, or nothing of it is used."""
     plan = plan_query(query())
     _, rows = read(plan, table())
-    shape, files = Shape.of(plan.query), SharedFiles(str(tmp_path))
+    shape, files = Shape(plan.query), SharedFiles(str(tmp_path))
     about, _ = bucket_files.keep(files, shape, 0, "rows/one.arrow", shape.packed(rows))
     whole = bucket_files.load_waiting(files, shape, about, 0, 99)
     assert np.array_equal(whole.values, rows.values)
@@ -59,7 +59,7 @@ def test_a_value_that_was_changed_while_it_waited(tmp_path, column):
 def test_sums_of_parts_are_sums_of_rows(pre_threshold):
     """Also for a key that most rows have: the same sums, and the same groups become active."""
     measures, rng = plan_query(query()).query.measures, np.random.default_rng(12)
-    columns = Shape.of(plan_query(query()).query).values
+    columns = Shape(plan_query(query()).query).values
     plain, parted = GroupBucket(measures), GroupBucket(measures)
     ids = rng.integers(0, 2**63, (40, 2)).astype(np.uint64)
     for _ in range(3):

@@ -32,7 +32,7 @@ from dpstream.engines.spark.bucket_files import (
     digests_of,
 )
 from dpstream.engines.spark.jobs import ADAPTIVE, Jobs, Note, plain_session
-from dpstream.engines.spark.spark_engine import FrameSource
+from dpstream.engines.spark.spark_engine import FrameSource, SparkEngine
 from dpstream.errors import InvalidParameter, NoiseReuse, StateError
 from dpstream.privacy.state.run_directory import ANEW, RunDirectory
 from dpstream.query.column_types import Types
@@ -41,7 +41,7 @@ from dpstream.rows.row_batch import RejectedRows, RowKeys
 from dpstream.rows.row_reader import RowReader
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
 
 _LOOK = 0.1  # seconds between two looks at a stream that is read to its end
@@ -51,19 +51,15 @@ _MOST_SHOWN = 4_000_000  # rows of releases that a job sends to the driver, if i
 
 @dataclass(kw_only=True, repr=False, eq=False)
 class SparkRun(QueryRun):
-    """A query that runs on a Spark session; `SparkEngine` says what its own options mean."""
+    """A query that runs on the session of a `SparkEngine`, and as that says."""
 
-    session: SparkSession
+    spark: SparkEngine
     source: Any
     """A DataFrame, streaming or not, or one of the connectors' sources."""
     history: Any = None
     by_clock: bool = False
     """Is the source live?"""
     sink: Any = None
-    buckets: int = 0
-    state_location: str | None = None
-    steps_at_once: int = 32
-    batch_every: str = "1 second"
     engine: ClassVar[str] = "spark"
     _files: SharedFiles | None = field(init=False, default=None)
 
@@ -95,7 +91,7 @@ class SparkRun(QueryRun):
         return [s.columns(name) for s in self._sources for name in s.partitions()[:1]]
 
     def _default_buckets(self) -> int:
-        return self.buckets or 2 * self.session.sparkContext.defaultParallelism
+        return self.spark.buckets or 2 * self.spark.session.sparkContext.defaultParallelism
 
     def _notes(self) -> dict[str, Any]:
         return super()._notes() | {"partitions": []}
@@ -120,13 +116,13 @@ class SparkRun(QueryRun):
             )
         self._progress = DriverProgress.load(path, storage.run_tag)
         self.steps_done = self._progress.step
-        shared = self.state_location or str(folder.absolute() / "shared")
+        shared = self.spark.state_location or str(folder.absolute() / "shared")
         location = f"{shared}/{storage.run_tag}"  # a run meets nothing that another has left
         self._files = SharedFiles(location)
         if directory is None:
             undo.callback(self._files.remove_all)  # nobody can go on with it
         self._jobs = Jobs(
-            session=plain_session(self.session),
+            session=plain_session(self.spark.session),
             plan=self.plan,
             types=self._reader.types,
             buckets=storage.buckets,
@@ -159,13 +155,13 @@ class SparkRun(QueryRun):
             return
         if _is_stream(self.source) and _STREAM not in self._progress.read:
             self._read_stream()
-        steps, at_once = self.query.schedule.steps, self.steps_at_once
+        steps, at_once = self.query.schedule.steps, self.spark.steps_at_once
         assert steps is not None
         while self.steps_done < steps and not self.stopped.is_set():
             tables = self._publish(min(self.steps_done + at_once, steps))
             yield from tables
             shown = max((len(table) for table in tables), default=0)
-            at_once = max(1, min(self.steps_at_once, _MOST_SHOWN // max(shown, 1)))
+            at_once = max(1, min(self.spark.steps_at_once, _MOST_SHOWN // max(shown, 1)))
 
     def _read_stream(self) -> None:
         """All that a stream has by now: only then is it known which rows a step has."""
@@ -185,7 +181,7 @@ class SparkRun(QueryRun):
         schedule, source = self.query.schedule, self.source
         query = None
         if isinstance(source, FrameSource):
-            query = self._intake.stream(source.frame, processingTime=self.batch_every)
+            query = self._intake.stream(source.frame, processingTime=self.spark.batch_every)
         try:
             while schedule.steps is None or self.steps_done < schedule.steps:
                 time = schedule.time_of(self.steps_done)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,23 +25,12 @@ _ID = pa.binary(16)
 _ROWS = 1 << 18  # in a packet: far from the two gigabytes that one may have
 
 
-@dataclass(frozen=True, kw_only=True)
 class Shape:
-    """The columns of one query's rows in a packet."""
+    """The columns of one query's rows in a packet: values that are summed, measures, keys."""
 
-    values: int
-    """Columns that are summed."""
-    measures: int
-    keys: tuple[str, ...]
-
-    @classmethod
-    def of(cls, query: Query) -> Shape:
-        """That of a query."""
-        return cls(
-            values=sum(measure.kind == "value" for measure in query.measures),
-            measures=len(query.measures),
-            keys=tuple(query.keys),
-        )
+    def __init__(self, query: Query) -> None:
+        self.values = sum(measure.kind == "value" for measure in query.measures)
+        self.measures, self.keys = len(query.measures), tuple(query.keys)
 
     def packed(self, rows: Rows, **more: Any) -> pa.Table:
         """Rows as a table; `more` are columns beside, or in place of, their own."""

@@ -56,14 +56,7 @@ class SparkEngine:
         """A run; `dps.run` calls this."""
         from dpstream.engines.spark.driver import SparkRun
 
-        return SparkRun(
-            session=self.session,
-            buckets=self.buckets,
-            state_location=self.state_location,
-            steps_at_once=self.steps_at_once,
-            batch_every=self.batch_every,
-            **facts,
-        )
+        return SparkRun(spark=self, **facts)
 
     def source(self, spec: Any) -> Any:
         """DataFrames are Spark's own; a pipe has only one end, and it is not on an executor."""

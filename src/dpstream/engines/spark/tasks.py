@@ -97,7 +97,7 @@ class Task:
     @property
     def shape(self) -> Shape:
         """The columns that pass between tasks."""
-        return Shape.of(self.plan.query)
+        return Shape(self.plan.query)
 
     def reader(self) -> RowReader:
         """Reads rows with the run's keys."""
