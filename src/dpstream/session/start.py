@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import pyarrow as pa
 
@@ -108,7 +108,7 @@ def run(
     folder = None if state is None else Path(state)
     if ledger is None:
         warn_of_own_book("query", folder, stacklevel=2)
-    given = own_ledger(ledger, folder)
+    given = _own_ledger(ledger, folder)
     if given is not None:
         if folder is not None and read_about(folder) is not None:
             keep_book(given, folder)
@@ -129,9 +129,10 @@ def run(
         "options": options or EngineOptions(),
     }
     if engine is not None:
-        return _start_on_engine(engine, query, source, history, live, sink, parts)
+        return _start_on_engine(engine, query, (source, history), live, sink, parts)
+    feed = Feed(source=cast("SourceSpec", source), live=live)
     parts |= {
-        "source": _open_feed(source, live, folder),
+        "source": None if source is None else _open_feed(feed, folder),
         "sink": open_sink(sink),
         "history": None if history is None else open_source(history),
     }
@@ -175,7 +176,7 @@ def run_all(
         warn_of_own_book("set of queries", folder, stacklevel=2)
     folders = {name: None if folder is None else folder / safe_name(name) for name in names}
     feeds = _feeds_by_query(names, source, Feed(source=source, live=live, history=history))
-    given = own_ledger(ledger, folder)
+    given = _own_ledger(ledger, folder)
     own = _ledger_path(None, folder)
     if given is not None and own is not None and own.exists():
         given.persist(own)
@@ -183,10 +184,12 @@ def run_all(
         refuse_early(given or Ledger(), dataset, [(q, folders[q.name]) for q in queries])
     if folder is not None:
         make_directory(folder, mode=0o700)
-    book = given or _new_book(_ledger_path(ledger, folder), folders.values())
+    begun = [each for each in folders.values() if each and read_about(each) is not None]
+    book = given or _new_book(_ledger_path(ledger, folder), begun)
     if own is not None:
         book.persist(own)  # one in memory must not end before its runs
-    kept = _common_secret(secret, folder, names)
+    if secret is None and folder is not None:  # made at first, never remade
+        secret = Secret.load(beside(folder)) if begun else beside(folder)
     clock, sink = clock or SystemClock(), sink if engine is not None else shared_sinks(sink)
     views: dict[str, tuple[Any, Any]]
     if engine is None:
@@ -203,7 +206,7 @@ def run_all(
             live=engine is not None and feeds[query.name].live,
             engine=engine,
             state=folders[query.name],
-            secret=Secret.of(kept),
+            secret=Secret.of(secret),
             ledger=book,
             dataset=dataset,
             options=_of_query(options, query.name),
@@ -239,8 +242,7 @@ def _views_by_query(
     for feed in dict.fromkeys(feeds.values()):
         readers = [query for query in queries if feeds[query.name] is feed]
         columns = [query.source_columns for query in readers]
-        source = _open_feed(feed.source, feed.live, folder, feed.name, feed.options)
-        assert source is not None
+        source = _open_feed(feed, folder)
         views: Sequence[Any]
         if source.bounded:
             views = SharedSource(source, columns).views()
@@ -256,29 +258,25 @@ def _views_by_query(
     return by_query
 
 
-def _open_feed(
-    source: Any,
-    live: bool,
-    folder: Path | None,
-    name: str = "",
-    options: Mapping[str, Any] | None = None,
-) -> Source | None:
+def _open_feed(feed: Feed, folder: Path | None) -> Source:
     """The source; one that cannot be read twice is kept in the state directory."""
-    if source is None:
-        return None
+    source: Any = feed.source
     if isinstance(source, str) and source == PUSHED:
         if folder is None:
             raise InvalidParameter(f"the source {PUSHED!r} needs a state directory")
-        return PushedSource(pushed_folder(folder, name))
-    if live and isinstance(source, list | tuple):
+        return PushedSource(pushed_folder(folder, feed.name))
+    if feed.live and isinstance(source, list | tuple):
         raise InvalidParameter(
             f"live reads one directory, and not the list {source!r:.200}; move the files into one, "
             "name older ones as history, or leave live out"
         )
-    growing = live and _is_path(source)
-    opened = GrowingDirectory(Path(source)) if growing else open_source(source, options=options)
+    opened: Source
+    if feed.live and _is_path(source):
+        opened = GrowingDirectory(Path(source))
+    else:
+        opened = open_source(source, options=feed.options)
     if not opened.replayable and folder is not None:
-        place = f"arrived-{safe_name(name)}" if name else "arrived"
+        place = f"arrived-{safe_name(feed.name)}" if feed.name else "arrived"
         return WriteAhead(opened, folder / place)
     return opened
 
@@ -295,15 +293,10 @@ def _is_path(source: Any) -> bool:
 
 
 def _start_on_engine(
-    engine: Engine,
-    query: AnyQuery,
-    source: Any,
-    history: Any,
-    live: bool,
-    sink: Any,
-    parts: dict[str, Any],
+    engine: Engine, query: AnyQuery, read: tuple[Any, Any], live: bool, sink: Any, parts: Any
 ) -> QueryRun:
     """A run on another engine, which opens what only it knows; the rest is for the connectors."""
+    source, history = read
     if isinstance(query, SeriesQuery):
         raise InvalidParameter(
             f"{query.name!r} is a time series ({type(query.mechanism).__name__}), which one "
@@ -322,7 +315,7 @@ def _start_on_engine(
         if opened is None and is_uri(spec):
             raise _not_by_one_process(ServerOptions(spec))
         if spec is not None and opened is None:
-            opened = _open_feed(_absolute_paths(spec), growing, None)
+            opened = _open_feed(Feed(source=_absolute_paths(spec), live=growing), None)
         sources.append(opened)
     known = engine.sink(sink)
     return engine.start(
@@ -357,25 +350,14 @@ def _listed(sink: Any) -> list[Any]:
     return [one for each in sink for one in _listed(each)]
 
 
-def _new_book(path: Path | None, folders: Iterable[Path | None]) -> Ledger:
+def _new_book(path: Path | None, begun: Sequence[Path]) -> Ledger:
     """A ledger that is not there is made, unless queries that have begun were charged to it."""
-    begun = [one for one in folders if one is not None and read_about(one) is not None]
     if begun and path is not None and not path.exists():
         raise StateError(
             f"there is no ledger at {path}, and the query in {begun[0]} was begun with it; restore "
             f"it, or {ANEW}"
         )
     return Ledger(path)
-
-
-def _common_secret(
-    given: Secret | bytes | str | Path | None, folder: Path | None, names: Sequence[str]
-) -> Secret | bytes | str | Path | None:
-    """The one given, or the one beside the directory of all: made at first, never remade."""
-    if given is not None or folder is None:
-        return given
-    begun = any(read_about(folder / safe_name(name)) is not None for name in names)
-    return Secret.load(beside(folder)) if begun else beside(folder)
 
 
 def _of_query(options: EngineOptions | None, name: str) -> EngineOptions | None:
@@ -385,7 +367,7 @@ def _of_query(options: EngineOptions | None, name: str) -> EngineOptions | None:
     return replace(options, run_id=sha256(options.run_id + name.encode()).digest()[:16])
 
 
-def own_ledger(ledger: Ledger | str | Path | None, folder: Path | None) -> Ledger | None:
+def _own_ledger(ledger: Ledger | str | Path | None, folder: Path | None) -> Ledger | None:
     """The ledger, if it is there already: looking makes none."""
     if isinstance(ledger, Ledger):
         return ledger
