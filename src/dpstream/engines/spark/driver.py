@@ -359,9 +359,9 @@ class Intake:
         notes = self.jobs.take(source, partitions, job=job, where=name, arrived=arrived)
         chunks = [note for note in notes if "chunk" in note]
         for note in sorted(chunks, key=lambda note: str(note["chunk"])):
-            unused = RejectedRows(**note["unused"])
-            self.operator.reject(note["chunk"], [Rejected(**row) for row in unused.rejected])
-            self.operator.count(note["read"], unused)
+            rejected = [Rejected(**row) for row in note["unused"].pop("rejected")]
+            self.operator.reject(note["chunk"], rejected)
+            self.operator.count(note["read"], RejectedRows(**note["unused"]))
         progress.waiting += [Waiting(*note["file"]) for note in notes if "file" in note]
         digests = _digests_of(notes)
         progress.digests = add_digests([progress.digests, digests])
