@@ -62,6 +62,7 @@ def grid(**factors):
     return rows
 
 
+@pytest.mark.bench
 @pytest.mark.usefixtures("tiny")
 def test_a_run_has_every_figure_its_targets_and_a_plot(tmp_path):
     """One row per cell, one target per demand, progress that only grows."""

@@ -130,6 +130,7 @@ def test_a_killer_counts_by_phase(monkeypatch):
     assert counts == {"any": 4, "step": 2, "replace": 4, "snapshot": 2}
 
 
+@pytest.mark.bench
 def test_the_shortest_bench(monkeypatch):
     """Two kinds, three kills, a child that forks: identical bytes, and restarts are timed."""
     monkeypatch.setattr(recovery, "QUICK", recovery.Plan(kills=3, cold=0))

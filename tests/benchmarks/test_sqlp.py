@@ -41,6 +41,7 @@ class WithPlan(SqlpPublished):
         return np.array(self.levels_of_plan) - 0.5 - self.pre_threshold
 
 
+@pytest.mark.bench
 def test_the_simulation_does_what_the_engine_does():
     """With the engine's noise and thresholds it publishes as many keys, and the same sums.
 
@@ -169,6 +170,7 @@ def test_metrics_count_what_is_not_shown():
     assert found == {"keys": 1, "l_inf": 4.0, "l_1": 7.0, "l_2": 5.0}
 
 
+@pytest.mark.bench
 def test_a_short_run_measures_everything(monkeypatch, tmp_path):
     """Rows of every part, and every target judged or left open with a reason."""
     monkeypatch.setenv("DPSTREAM_BENCH_CACHE", str(tmp_path))

@@ -149,6 +149,7 @@ def test_rows_per_user_follow_the_law():
     assert misfit(counts, click_log.zipf_mandelbrot(click_log.MOST_ROWS, 24, 6.738)) > 1
 
 
+@pytest.mark.bench
 @pytest.mark.usefixtures("no_peers")
 def test_a_run_without_peers_measures_ours(tmp_path):
     """Our rows have every figure; ratios with nobody stay open and say why."""

@@ -81,6 +81,7 @@ def row(stream, mechanism, mre, **others):
             "mae": mre, "clamped": mre, "delta_mre": mre, "refused": None} | others  # fmt: skip
 
 
+@pytest.mark.bench
 @pytest.mark.usefixtures("tiny")
 def test_a_run_has_a_row_for_every_cell_and_says_what_is_absent(tmp_path):
     """4 streams x 3 epsilons x (3 mechanisms, zeros, published), 5 absent streams, 3 regimes."""
@@ -120,6 +121,7 @@ def test_what_was_not_measured_leaves_its_target_open(tmp_path):
     assert named(result, "ledger refused")["reached"] is True
 
 
+@pytest.mark.bench
 @pytest.mark.usefixtures("tiny")
 def test_figures_are_the_same_every_time(tmp_path):
     """Noise is fixed by name; only times differ."""
@@ -267,6 +269,7 @@ def test_budget_absorption_is_judged_against_the_best_of_the_others():
     assert (ratio["value"], ratio["reached"], seconds["reached"]) == (2.25, False, None)
 
 
+@pytest.mark.bench
 @pytest.mark.usefixtures("tiny")
 def test_the_other_figures_have_rows_where_their_data_are(tmp_path):
     """Roads are generated; the World Cup is absent here, and so are its figures."""

@@ -19,6 +19,7 @@ from tests.support.kill_and_replay import (
     kill_and_replay,
     kill_everywhere,
 )
+from tests.support.long import is_long
 from tests.support.runs import (
     SHORT,
     break_off,
@@ -32,6 +33,9 @@ from tests.support.runs import (
     write,
 )
 
+STRIDE = 1 if is_long() else 4
+"""`make long` kills before every operation on the disk, `make test` before each fourth one."""
+
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory):
@@ -41,12 +45,12 @@ def expected(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def killed_everywhere(tmp_path_factory):
-    """One run for every operation on the disk, killed before it and started again."""
+    """A run for each of these operations on the disk, killed before it and started again."""
     kind, folder = group_by(SHORT), tmp_path_factory.mktemp("killed")
     unbroken = kind.unbroken(folder / "whole")
     return {
         nth: (is_unharmed(after, unbroken), left_behind(after.place / "state"))
-        for nth, after in kill_everywhere(kind, folder, itertools.count(1))
+        for nth, after in kill_everywhere(kind, folder, itertools.count(1, STRIDE))
     }
 
 
@@ -57,7 +61,7 @@ def is_unharmed(after, expected):
 
 def test_killed_before_every_operation_on_the_disk(killed_everywhere):
     """There is no moment between two changes of the disk at which a kill does harm."""
-    assert len(killed_everywhere) > 100
+    assert len(killed_everywhere) > 100 // STRIDE
     assert [nth for nth, (same, _) in killed_everywhere.items() if not same] == []
 
 
@@ -68,7 +72,7 @@ def test_no_kill_leaves_keys_or_noise(killed_everywhere):
 
 def test_every_file_torn_once(tmp_path, expected):
     """A file that was not synced may be half there after a power failure."""
-    points = itertools.count(1, 4)
+    points = itertools.count(1, 2 * STRIDE)
     for nth, after in kill_everywhere(group_by(), tmp_path, points, where="fsync", torn=True):
         assert is_unharmed(after, expected), f"sync {nth}"
 
