@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import dpstream as dps
-from dpstream.engines.embedded import series_run
 from dpstream.engines.embedded.snapshots import DamagedSnapshot
+from dpstream.engines.embedded.step_rows import RunInput
 from dpstream.errors import StateError
 from dpstream.mechanisms import BltCounter, BucOrder, Sample
 from dpstream.mechanisms.runner import SavedRun
@@ -147,9 +147,9 @@ def test_a_series_that_waits_for_its_first_charge_goes_on(tmp_path, monkeypatch)
         FROM TUMBLE(clicks, DESCRIPTOR(at), INTERVAL '1' HOUR) GROUP BY window_start""")
     state = {"state": tmp_path / "state", "ledger": tmp_path / "book"}
     facts = {"source": rows(0), "secret": SECRET, "options": Grouped.options, **state}
-    read = series_run.read_step
+    read = RunInput.read
     with monkeypatch.context() as patch:
-        patch.setattr(series_run, "read_step", lambda n, *of: None if n > 1 else read(n, *of))
+        patch.setattr(RunInput, "read", lambda run, n, log: None if n > 1 else read(run, n, log))
         assert list(dps.run(query, **facts)) == []  # stopped after two steps
     assert list((tmp_path / "state").glob("rows-*.dps"))
 

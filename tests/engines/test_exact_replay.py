@@ -6,6 +6,7 @@ import pyarrow as pa
 import pytest
 
 from dpstream.engines.chunks import ChunkReader, OperatorCounts
+from dpstream.engines.embedded.arrivals import Arrivals
 from dpstream.engines.embedded.step_rows import LiveInput
 from dpstream.errors import NoiseReuse
 from dpstream.privacy.state import Secret
@@ -95,9 +96,10 @@ def live(source, clock=None, letters=None, stop=None):
         max_groups_contributed=1,
     )
     reader = RowReader(query, Secret(bytes(32)), bytes(16))
-    return LiveInput(
-        ChunkReader(source, reader, letters or Letters()), clock or Ticking(), stop or Event()
-    )
+    clock = clock or Ticking()
+    (view,) = Arrivals(source, clock).views
+    chunks = ChunkReader(view, reader, letters or Letters())
+    return LiveInput(chunks, view, clock, stop or Event())
 
 
 def digests(pieces):
@@ -108,10 +110,11 @@ def digests(pieces):
 def test_other_chunks_the_same_rows(most):
     """More has come by then, and reads are longer or shorter: the step's rows are the same."""
     letters = Letters()
-    first = live(Messages({"a": 500, "b": 30}, most=50), letters=letters)
+    messages = Messages({"a": 500, "b": 30}, most=50)
+    first = live(messages, letters=letters)
     taken = [digests(first.take(0))]
     logged = [first.moved()]
-    first._chunks.source.counts["b"] = 70
+    messages.counts["b"] = 70
     taken.append(digests(first.take(1)))
     logged.append(first.moved())
 

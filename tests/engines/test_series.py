@@ -11,7 +11,8 @@ import pytest
 
 import dpstream as dps
 from dpstream.connectors.registry import open_source
-from dpstream.engines.embedded.step_rows import RunSources
+from dpstream.engines.chunks import ChunkReader
+from dpstream.engines.embedded.step_rows import FileInput
 from dpstream.engines.query_run import EngineOptions
 from dpstream.errors import (
     BudgetExceeded,
@@ -65,8 +66,8 @@ def values(tables, column="n"):
 def histograms(query, source):
     """The exact counts of every window, by the engine's own reader."""
     counts = StepCounts(query, Secret(bytes(32)), bytes(16))
-    sources = RunSources(source=open_source(source))
-    files, _ = sources.inputs(counts.reader, OperatorCounts(), None, None, memory=1 << 30)
+    chunks = ChunkReader(open_source(source), counts.reader, OperatorCounts())
+    files = FileInput(chunks, memory=1 << 30)
     for step in range(query.schedule.steps):
         counts.take(files.take(step))
     files.close()

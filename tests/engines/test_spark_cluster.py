@@ -27,7 +27,7 @@ from benchmarks.recovery_case import (
 )
 from benchmarks.spark_cluster import DRIVER, EXECUTOR, Cluster, Kill, disturbed
 from dpstream.engines.query_run import EngineOptions
-from dpstream.engines.spark.jobs import arrow_schema
+from dpstream.engines.spark.spark_engine import arrow_schema
 from dpstream.privacy.state import Secret
 from dpstream.privacy.state.secret import derive
 

@@ -8,7 +8,7 @@ import dpstream as dps
 from dpstream.engines.spark import bucket_files
 from dpstream.engines.spark.bucket_files import DriverProgress, SharedFiles
 from dpstream.engines.spark.driver import Intake
-from dpstream.engines.spark.jobs import IntakeResult, _collect
+from dpstream.engines.spark.jobs import _collect
 from dpstream.engines.spark.packets import Shape
 from dpstream.engines.spark.tasks import ShippedPlan, TaskFailed, translate_error
 from dpstream.errors import InvalidParameter, MissingDependency, NoiseReuse, StateError
@@ -32,7 +32,7 @@ def test_a_value_that_was_changed_while_it_waited(tmp_path, column):
     """A file of rows is what it was to the last bit, or nothing of it is used."""
     plan = plan_query(query())
     _, rows = read(plan, table())
-    shape, files = Shape.of(plan.query), SharedFiles(str(tmp_path))
+    shape, files = Shape(plan.query), SharedFiles(str(tmp_path))
     about, _ = bucket_files.keep(files, shape, 0, "rows/one.arrow", shape.packed(rows))
     whole = bucket_files.load_waiting(files, shape, about, 0, 99)
     assert np.array_equal(whole.values, rows.values)
@@ -59,7 +59,7 @@ def test_a_value_that_was_changed_while_it_waited(tmp_path, column):
 def test_sums_of_parts_are_sums_of_rows(pre_threshold):
     """Also for a key that most rows have: the same sums, and the same groups become active."""
     measures, rng = plan_query(query()).query.measures, np.random.default_rng(12)
-    columns = Shape.of(plan_query(query()).query).values
+    columns = Shape(plan_query(query()).query).values
     plain, parted = GroupBucket(measures), GroupBucket(measures)
     ids = rng.integers(0, 2**63, (40, 2)).astype(np.uint64)
     for _ in range(3):
@@ -186,7 +186,7 @@ def test_progress_of_another_run(tmp_path):
     """A run goes on from its own progress alone, and a new one never begins beside another's."""
     path = tmp_path / "state" / "spark.dps"
     path.parent.mkdir()
-    DriverProgress(run="one", step=3).save(path)
+    DriverProgress(path=path, run="one", step=3).save()
     assert DriverProgress.load(path, "one").step == 3
     with pytest.raises(StateError, match="belongs to another run"):
         DriverProgress.load(path, "two")
@@ -207,7 +207,7 @@ class Rereading:
 
     def take(self, *_, arrived, **__):
         self.asked.append(arrived)
-        return IntakeResult(waiting=[], digests={}, chunks=[])
+        return []
 
 
 def test_a_batch_that_comes_again_is_read_for_its_own_step(tmp_path):
@@ -218,9 +218,7 @@ def test_a_batch_that_comes_again_is_read_for_its_own_step(tmp_path):
         intake = Intake(
             jobs=jobs,
             progress=progress,
-            save=lambda progress=progress: progress.save(path),
             operator=None,
-            name_job=str,
             reader=None,
             arrival_step=lambda now=now: now,
             checkpoint="",

@@ -40,7 +40,7 @@ from dpstream.query.noise_plan import plan_query
 from dpstream.query.query import Query
 from dpstream.query.windows import DAY, Duration, Instant, Micros, Tumble
 from dpstream.records import Integers, Reals
-from dpstream.session.feeds import SourceSpec
+from dpstream.session.start import SourceSpec
 
 _QUANTILES: Final = (0.5, 0.9, 0.95, 0.99, 0.999)
 _FIRST_QUANTILE: Final = 0.99  # where bounds are first taken at

@@ -16,8 +16,7 @@ from dpstream.cli.mechanisms_command import complete_mechanism
 from dpstream.cli.output import AsJson, new_table, note, people, print_json, progress_bar
 from dpstream.cli.series_files import check_target, read_series
 from dpstream.errors import InvalidParameter
-from dpstream.evaluate.error_metrics import mean_and_error
-from dpstream.evaluate.trials import Trials, trials, zeros
+from dpstream.evaluate.trials import Trials, mean_and_error, trials, zeros
 from dpstream.mechanisms import REGISTRY, find
 from dpstream.mechanisms.base import HistogramMechanism, Mechanism, SeriesMechanism
 from dpstream.mechanisms.release import release

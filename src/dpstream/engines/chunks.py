@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from dpstream.records import Batch, Position, Rejected, Source
-from dpstream.rows.row_batch import Rows
+from dpstream.rows.row_batch import RejectedRows, Rows
 from dpstream.rows.row_reader import ParsedColumns, RowReader
-
-
-class DeadLetterStore(Protocol):
-    """Keeps rows that cannot be used."""
-
-    def write(self, chunk: str, rows: list[Rejected]) -> None:
-        """Keep them under their chunk's name; the same rows may come again."""
 
 
 @dataclass(kw_only=True)
 class OperatorCounts:
     """What only the operator may see: rows read and rows that were not used. Not private."""
 
-    dead_letters: DeadLetterStore | None = None
+    keep_rejected: Callable[[str, list[Rejected]], None] | None = None
+    """Keeps rows that cannot be used, by their chunk's name; the same rows may come again."""
     read: int = 0
     rejected_rows: int = 0
     outside: int = 0
@@ -36,15 +30,15 @@ class OperatorCounts:
         """Keep rows that cannot be used, under a name that the same rows always have."""
         self.rejected_rows += len(rows)
         self.latest = [*self.latest, *rows][-100:]
-        if self.dead_letters is not None and rows:
-            self.dead_letters.write(chunk, rows)
+        if self.keep_rejected is not None and rows:
+            self.keep_rejected(chunk, rows)
 
-    def count(self, *, read: int, outside: int, late: int, other_keys: int) -> None:
+    def count(self, read: int, unused: RejectedRows) -> None:
         """Count the rows that were read, and those that the query's own rules dropped."""
         self.read += read
-        self.outside += outside
-        self.late += late
-        self.other_keys += other_keys
+        self.outside += unused.outside
+        self.late += unused.late
+        self.other_keys += unused.other_keys
 
     def note_lag(self, seconds: float) -> None:
         """Note how long after its trigger a step of a live run was out."""
@@ -94,10 +88,5 @@ class ChunkReader:
         """
         where = batch.where or (partition if position is None else f"{partition} from {position}")
         rows, unused = self.reader.read(batch.table, where, arrived=arrived, parsed=parsed)
-        self.operator.count(
-            read=len(batch.table) + len(batch.rejected),
-            outside=unused.outside,
-            late=unused.late,
-            other_keys=unused.other_keys,
-        )
+        self.operator.count(len(batch.table) + len(batch.rejected), unused)
         return rows, [*batch.rejected, *unused.rejected]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import html
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from dpstream.errors import InvalidParameter
@@ -14,6 +15,12 @@ from dpstream.optional import optional
 
 _ROWS = 20  # that a notebook shows
 _OF_RELEASE = ("window_start", "window_end", "trigger_time", "release_index")
+
+
+def release_facts(table: pa.Table) -> dict[str, Any]:
+    """What a release's metadata say of it."""
+    facts: dict[str, Any] = json.loads((table.schema.metadata or {}).get(b"dpstream", b"{}"))
+    return facts
 
 
 class Releases(Sequence[pa.Table]):
@@ -34,9 +41,6 @@ class Releases(Sequence[pa.Table]):
     def __len__(self) -> int:
         return len(self.tables)
 
-    def __iter__(self) -> Iterator[pa.Table]:
-        return iter(self.tables)
-
     @property
     def table(self) -> pa.Table:
         """All of them in one table."""
@@ -49,8 +53,7 @@ class Releases(Sequence[pa.Table]):
         """The newest release of every window, in one table."""
         newest = {}
         for number, table in enumerate(self.tables):
-            facts = json.loads((table.schema.metadata or {}).get(b"dpstream", b"{}"))
-            newest[facts.get("window", f"table {number}")] = table
+            newest[release_facts(table).get("window", f"table {number}")] = table
         return Releases([*newest.values()]).table
 
     def to_pandas(self) -> Any:
@@ -78,9 +81,8 @@ class Releases(Sequence[pa.Table]):
             if x[0] is None or len(self.tables) == 1:
                 axes.bar([label], [y[-1]], yerr=[2 * spread[-1]], capsize=3, color="C0")
                 continue
-            low = [a - 2 * b for a, b in zip(y, spread, strict=True)]
-            high = [a + 2 * b for a, b in zip(y, spread, strict=True)]
-            axes.fill_between(x, low, high, alpha=0.2, step="post")
+            middle, width = np.array(y), 2 * np.array(spread)
+            axes.fill_between(x, middle - width, middle + width, alpha=0.2, step="post")
             axes.step(x, y, where="post", linewidth=1.2, label=label)
         if axes.get_legend_handles_labels()[0]:
             axes.legend()
@@ -105,13 +107,10 @@ class Releases(Sequence[pa.Table]):
     def _lines(self, column: str) -> dict[tuple[Any, ...], tuple[list[Any], list[Any], list[Any]]]:
         """By group: times, values and their standard deviations."""
         table, names = self.table, self.table.column_names
-        figures = {n for n in names if f"{n}_stddev" in names}
-        others = {*_OF_RELEASE, *figures, *(f"{n}_stddev" for n in names), "held"}
-        keys = [
-            field.name
-            for field in table.schema
-            if field.name not in others and not pa.types.is_floating(field.type)
-        ]
+        figures = [n for n in names if f"{n}_stddev" in names]
+        others = {*_OF_RELEASE, *figures, *(f"{n}_stddev" for n in figures), "held"}
+        plain = [f.name for f in table.schema if not pa.types.is_floating(f.type)]
+        keys = [name for name in plain if name not in others]
         lines: dict[tuple[Any, ...], tuple[list[Any], list[Any], list[Any]]] = {}
         for row in table.to_pylist():
             x, y, spread = lines.setdefault(tuple(row[n] for n in keys), ([], [], []))

@@ -29,17 +29,31 @@ from dpstream.engines.chunks import OperatorCounts
 from dpstream.engines.clock import Clock, SystemClock
 from dpstream.engines.collected import Releases
 from dpstream.engines.embedded.arrivals import BUFFER, Arrivals, LiveView
-from dpstream.engines.run_storage import KIND, OpenWindows, RunStorage, known_types, open_directory
+from dpstream.engines.run_storage import (
+    KIND,
+    OpenWindows,
+    RunStorage,
+    known_types,
+    paths_to_make,
+)
 from dpstream.errors import BudgetExceeded, InvalidInput, InvalidParameter, LedgerError, StateError
 from dpstream.group_by.release_table import release_schema
+from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.query_spend import QuerySpend
 from dpstream.privacy.spend import noise_versions
+from dpstream.privacy.state import MemoryWindowKeys, Secret, mint_run_id
+from dpstream.privacy.state.durable_files import remove_leftovers, writing
 from dpstream.privacy.state.identity import canonical
 from dpstream.privacy.state.run_directory import (
     About,
+    Facts,
     GivenLedger,
     GivenSecret,
     RunDirectory,
+    find_run,
+    make_run,
+    open_ledger,
+    open_run,
     read_about,
 )
 from dpstream.query.column_types import Types
@@ -97,7 +111,8 @@ class Run(ABC):
     steps_done: int = field(init=False, default=0)
     """How many triggers have been published."""
     _iterator: Generator[pa.Table, None, None] | None = field(init=False, default=None)
-    _stop: Event = field(init=False, default_factory=Event)
+    stopped: Event = field(init=False, default_factory=Event)
+    """Set when it is to end at the next occasion."""
 
     def _begin(self, kept: About | None) -> None:
         """Fix the start of the query, and refuse what cannot run; `kept`: of an earlier start."""
@@ -114,6 +129,22 @@ class Run(ABC):
                 "from the rows; or read a directory that grows, live"
             )
         self.query = self.query.starting(self._now)
+
+    def _find_run(self, kind: str, facts: Facts) -> tuple[About | None, Secret, Ledger]:
+        """The run that the directory has, if any, its secret and its ledger; others are refused."""
+        if self.folder is None:
+            ledger = self.ledger if isinstance(self.ledger, Ledger) else Ledger(self.ledger)
+            return None, Secret.of(self.secret), ledger
+        about, secret = find_run(
+            self.folder,
+            kind=kind,
+            facts=facts,
+            names=self.query.names_of_keys(),
+            dataset=self.dataset,
+            given_secret=self.secret,
+        )
+        with writing(self.folder):
+            return about, secret, open_ledger(self.folder, about, self.ledger)
 
     @abstractmethod
     def _releases(self) -> Generator[pa.Table, None, None]:
@@ -137,7 +168,7 @@ class Run(ABC):
 
     def stop(self) -> None:
         """End at the next occasion, durably; a later run goes on from there."""
-        self._stop.set()
+        self.stopped.set()
 
     def close(self) -> None:
         """Leave it where it is; a run with the same state directory goes on from there."""
@@ -193,6 +224,11 @@ class Run(ABC):
         """It reads no more: what it has not read is not held for it."""
         if isinstance(self.source, LiveView):
             self.source.close()
+
+    def _finish_reading(self) -> None:
+        """It has published all it ever will, and needs no rows any more."""
+        if isinstance(self.source, LiveView):
+            self.source.finish()
 
     def operator_facts(self) -> dict[str, Any]:
         """What became of the rows, and how far behind it is: for the operator alone."""
@@ -288,28 +324,53 @@ class QueryRun(Run):
         directory.withdraw()
 
     def _open_storage(self) -> None:
-        given: dict[str, Any] = {
-            "buckets": self._default_buckets(),
-            "given_secret": self.secret,
-            "given_ledger": self.ledger,
-            "run_id": self.options.run_id,
-        }
-        if self.folder is None:
-            self._storage = RunStorage.in_memory(**given)
-        else:
-            given |= {"facts": self._facts(), "dataset": self.dataset, "notes": self._notes()}
-            self._storage = open_directory(self.folder, **given)
+        """Open the state directory, or make it; another query, secret or ledger is refused.
+
+        With a fixed run id, which is for tests, window keys are derived instead of drawn.
+        """
+        folder, run_id, facts = self.folder, self.options.run_id, self._facts()
+        made = () if folder is None else paths_to_make(folder, self.ledger)
+        about, secret, ledger = self._find_run(KIND, facts)
+        run, buckets = run_id or mint_run_id(), self._default_buckets()
+        keys: Any = MemoryWindowKeys(derived_for_tests=None if run_id is None else secret)
+        directory, owns_ledger = None, not isinstance(self.ledger, Ledger)
+        if folder is not None:
+            with ExitStack() as undo, writing(folder):
+                if owns_ledger:
+                    undo.callback(ledger.close)
+                common: dict[str, Any] = {"secret": secret, "ledger": ledger}
+                if about is None:
+                    more = {"facts": facts, "buckets": buckets, "notes": self._notes()}
+                    common |= {"kind": KIND, "run": run, "dataset": self.dataset, "more": more}
+                    directory = make_run(folder, **common)
+                    directory.created = made
+                else:
+                    directory = open_run(folder, about=about, **common)
+                undo.callback(directory.close)  # a refused directory must not stay locked
+                for place in (folder, folder / "windows", folder / "segments"):
+                    remove_leftovers(place, overwrite=True)  # a kill may leave half a key, or noise
+                directory.open_keys(derived_for_tests=run_id is not None)
+                undo.pop_all()
+            directory.owns_ledger = owns_ledger
+            run, keys, buckets = directory.run, directory.keys, directory.about["buckets"]
+        self._storage = RunStorage(
+            run=run,
+            secret=secret,
+            ledger=ledger,
+            keys=keys,
+            buckets=buckets,
+            owns_ledger=owns_ledger,
+            directory=directory,
+        )
         self._reader = self._storage.reader(self.query)
         self._windows = OpenWindows(self.query.schedule.last_step, self._erase)
-        if self._storage.directory is not None:
-            self._windows.add(*self._storage.directory.keys.open_windows())
+        if directory is not None:
+            self._windows.add(*directory.keys.open_windows())
 
-    def _facts(self) -> dict[str, str]:
+    def _facts(self) -> Facts:
         """What fixes the releases besides the data."""
-        facts = self.query.facts()
-        facts["noise"] = canonical(tuple(noise_versions()))
-        facts["counters"] = canonical(self.plan.matrices)
-        return facts
+        noise, counters = canonical(tuple(noise_versions())), canonical(self.plan.matrices)
+        return self.query.facts() | {"noise": noise, "counters": counters}
 
     def _notes(self) -> dict[str, Any]:
         """What the state directory remembers of how the run began."""

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
@@ -27,24 +26,15 @@ import pyarrow as pa
 
 from dpstream.privacy.ledger.charges import chain_digest
 from dpstream.privacy.ledger.ledger import Ledger
-from dpstream.privacy.state import InputLog, Secret, mint_run_id
-from dpstream.privacy.state.durable_files import remove_leftovers, writing
+from dpstream.privacy.state import InputLog, Secret
 from dpstream.privacy.state.input_log import logged_types
 from dpstream.privacy.state.run_directory import (
-    Facts,
     GivenLedger,
-    GivenSecret,
     RunDirectory,
-    find_run,
-    make_run,
-    open_ledger,
-    open_run,
     read_about,
 )
 from dpstream.privacy.state.secret import beside
-from dpstream.privacy.state.window_keys import MemoryWindowKeys
 from dpstream.query.column_types import Types
-from dpstream.query.query import Query
 from dpstream.query.row_spec import RowSpec
 from dpstream.records import Position
 from dpstream.rows.column_values import types_before_rows, types_of
@@ -67,26 +57,6 @@ class RunStorage:
     """Hash buckets; a run that goes on has as many as it began with."""
     owns_ledger: bool
     directory: RunDirectory | None = None
-
-    @classmethod
-    def in_memory(
-        cls,
-        *,
-        buckets: int,
-        given_secret: GivenSecret,
-        given_ledger: GivenLedger,
-        run_id: bytes | None,
-    ) -> RunStorage:
-        """For a run that ends with its process."""
-        secret = Secret.of(given_secret)
-        return cls(
-            run=mint_run_id() if run_id is None else run_id,
-            secret=secret,
-            ledger=given_ledger if isinstance(given_ledger, Ledger) else Ledger(given_ledger),
-            keys=MemoryWindowKeys(derived_for_tests=None if run_id is None else secret),
-            buckets=buckets,
-            owns_ledger=not isinstance(given_ledger, Ledger),
-        )
 
     @property
     def run_tag(self) -> str:
@@ -136,71 +106,13 @@ def run_tag(run: bytes) -> str:
     return hashlib.sha256(b"run mark" + run).hexdigest()[:16]
 
 
-def open_directory(
-    folder: Path,
-    *,
-    facts: Facts,
-    dataset: str,
-    buckets: int,
-    given_secret: GivenSecret,
-    given_ledger: GivenLedger,
-    notes: dict[str, Any],
-    run_id: bytes | None = None,
-) -> RunStorage:
-    """Open a query's directory, or make it; another query, secret or ledger is refused.
-
-    With `run_id`, which is for tests, window keys are derived instead of drawn.
-    """
-    missing = tuple(path for path in _paths(folder, given_ledger) if not path.exists())
-    about, secret = find_run(
-        folder,
-        kind=KIND,
-        facts=facts,
-        names=Query.names_of_keys(),
-        dataset=dataset,
-        given_secret=given_secret,
-    )
-    owns_ledger = not isinstance(given_ledger, Ledger)
-    with ExitStack() as undo, writing(folder):
-        ledger = open_ledger(folder, about, given_ledger)
-        if owns_ledger:
-            undo.callback(ledger.close)
-        if about is None:
-            directory = make_run(
-                folder,
-                kind=KIND,
-                run=mint_run_id() if run_id is None else run_id,
-                dataset=dataset,
-                secret=secret,
-                ledger=ledger,
-                more={"facts": facts, "buckets": buckets, "notes": notes},
-            )
-            directory.created = missing
-        else:
-            directory = open_run(folder, about=about, secret=secret, ledger=ledger)
-        undo.callback(directory.close)  # a refused directory must not stay locked
-        for place in (folder, folder / "windows", folder / "segments"):
-            remove_leftovers(place, overwrite=True)  # a kill may leave half a key, or noise
-        directory.open_keys(derived_for_tests=run_id is not None)
-        undo.pop_all()
-    directory.owns_ledger = owns_ledger
-    return RunStorage(
-        run=directory.run,
-        secret=secret,
-        ledger=ledger,
-        keys=directory.keys,
-        buckets=directory.about["buckets"],
-        owns_ledger=owns_ledger,
-        directory=directory,
-    )
-
-
-def _paths(folder: Path, ledger: GivenLedger) -> list[Path]:
-    """What a run on this folder makes, the outermost last: `withdraw` takes it back."""
+def paths_to_make(folder: Path, ledger: GivenLedger) -> tuple[Path, ...]:
+    """What a run that begins in a folder makes, the outermost last: `withdraw` takes it back."""
     names = ["spark.dps", "run.dps", "inputs.log"]
     names += ["windows/final", "windows/minted", "windows", "segments", "shared"]
     names += ["ledger", "ledger.head"] if ledger is None else []
-    return [*(folder / name for name in names), beside(folder), folder]
+    paths = [*(folder / name for name in names), beside(folder), folder]
+    return tuple(path for path in paths if not path.exists())
 
 
 def keep_types(reader: RowReader, log: InputLog) -> None:

@@ -75,7 +75,7 @@ class Sender:
     def _publish(self) -> None:
         """Make visible what is prepared, as far as it is in order."""
         batch: list[tuple[list[Future[Any]], list[pa.Table], Sent]] = []
-        while self._waiting and (not batch or all(map(_is_ready, self._waiting[0][0]))):
+        while self._waiting and (not batch or _are_ready(self._waiting[0][0])):
             batch.append(self._waiting.popleft())
         if not batch:
             return  # an earlier call has taken it along
@@ -94,8 +94,8 @@ class Sender:
             done.set_result(tables)
 
 
-def _is_ready(future: Future[Any]) -> bool:
-    return future.done() and future.exception() is None
+def _are_ready(futures: list[Future[Any]]) -> bool:
+    return all(future.done() and future.exception() is None for future in futures)
 
 
 def explain_sink_error(error: BaseException) -> BaseException:

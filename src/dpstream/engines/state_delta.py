@@ -74,15 +74,13 @@ def restore(
 
 def is_wasteful(flow: Flow, current: Sequence[Owner], stored: int) -> bool:
     """Do files of `stored` bytes hold far more than there is of these owners?"""
-    return stored > _GROWTH * sum(_size_of(flow, owner) for owner in current) + _SMALL
-
-
-def _size_of(flow: Flow, owner: Owner) -> int:
-    """About how many bytes all of an owner's state takes."""
-    groups = flow.state.windows.get(owner[1], []) if owner[0] == "window" else []
-    tables = [*_unit_tables(flow, owner)["tables"], *(bucket.table for bucket in groups)]
-    rows = sum(table.stored for table in tables)
-    return rows + sum(bucket.bytes - bucket.table.bytes for bucket in groups)
+    size = 0  # about
+    for owner in current:
+        groups = flow.state.windows.get(owner[1], []) if owner[0] == "window" else []
+        tables = [*_unit_tables(flow, owner)["tables"], *(bucket.table for bucket in groups)]
+        size += sum(table.stored for table in tables)
+        size += sum(bucket.bytes - bucket.table.bytes for bucket in groups)
+    return stored > _GROWTH * size + _SMALL
 
 
 def _watermarks(flow: Flow, owner: Owner, stages: Sequence[str]) -> Watermarks:
@@ -122,7 +120,7 @@ def _group(bucket: GroupBucket, rows: int, active: int, members: int) -> dict[st
         "round": bucket.round.copy(),
         "active since": active,
         "active": bucket.active[active:].copy(),
-        "keys": _to_bytes(bucket.keys, active, len(bucket.active) - active),
+        "keys": _keys_since(bucket, active),
         "joined": bucket.joined,
         "noise": None if bucket.noise is None else bucket.noise.state.copy(),
         "noise step": None if bucket.noise is None else bucket.noise.step,
@@ -159,12 +157,17 @@ def _restore_group(bucket: GroupBucket, part: dict[str, Any]) -> None:
     shown.published = part["published"]
 
 
-def _to_bytes(tables: Sequence[pa.Table], first: int, count: int) -> Any:
-    """Key columns as an Arrow stream; none are no bytes."""
-    if not count:
+def _keys_since(bucket: GroupBucket, first: int) -> Any:
+    """Key columns of active groups from one on, as an Arrow stream; none are no bytes."""
+    if first == len(bucket.active):
         return np.zeros(0, np.uint8)
-    keys = pa.concat_tables(tables).slice(first, count).combine_chunks()
+    keys = pa.concat_tables(bucket.keys).slice(first, len(bucket.active) - first)
+    return np.frombuffer(arrow_stream(keys.combine_chunks()), np.uint8)
+
+
+def arrow_stream(table: pa.Table) -> pa.Buffer:
+    """A table as the bytes of an Arrow stream."""
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, keys.schema) as writer:
-        writer.write_table(keys)
-    return np.frombuffer(sink.getvalue(), np.uint8)
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return sink.getvalue()

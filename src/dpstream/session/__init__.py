@@ -3,8 +3,7 @@
 from dpstream.engines.chunks import OperatorCounts
 from dpstream.engines.query_run import Run
 from dpstream.session.budget import refuse_early
-from dpstream.session.feeds import Feed
 from dpstream.session.runs import Runs
-from dpstream.session.start import run, run_all
+from dpstream.session.start import Feed, run, run_all
 
 __all__ = ["Feed", "OperatorCounts", "Run", "Runs", "refuse_early", "run", "run_all"]

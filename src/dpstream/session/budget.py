@@ -47,10 +47,11 @@ def refuse_early(
     new = [query for query, folder in queries if not is_charged(folder, paid, known)]
     users = [query for query in new if isinstance(query, Query)]
     series = [query for query in new if isinstance(query, SeriesQuery)]
+    which = book_in_words(dataset, path)
     if users and book["terms"]["measure"] == "mu_squared":
-        _refuse_users(book_in_words(dataset, path), book, users)
+        _refuse_users(which, book, users)
     if series and book["terms"]["unit"] != "user":
-        _refuse_series(ledger, dataset, series, book_in_words(dataset, path))
+        _refuse_series(ledger, dataset, series, which)
 
 
 def _refuse_users(which: str, book: dict[str, Any], queries: Sequence[Query]) -> None:
@@ -58,7 +59,17 @@ def _refuse_users(which: str, book: dict[str, Any], queries: Sequence[Query]) ->
     copy, dataset = Ledger(), book["dataset"]
     copy.open(dataset, Terms.from_json(book["terms"]))
     for line in book["spent_on"]:
-        copy.charge(dataset, _as_spent(line))
+        charge = Charge(
+            run=line["run"],
+            query=line["query"],
+            purpose=line["purpose"],
+            step=0,
+            amount=Fraction(line["amount"]),
+            cells=Cells(first=0, last=0),
+            delta_slack=Fraction(line.get("tail", 0)),
+            rounding_slack=Fraction(line.get("drift", 0)),
+        )
+        copy.charge(dataset, charge)
     for number, query in enumerate(queries):
         run, keys = number.to_bytes(16, "big"), MemoryWindowKeys()
         plan = plan_query(query.starting(0))
@@ -120,16 +131,3 @@ def _refuse_series(
                 f"lower {terms.measure}; nothing was read"
             )
         spent += asked
-
-
-def _as_spent(line: dict[str, Any]) -> Charge:
-    return Charge(
-        run=line["run"],
-        query=line["query"],
-        purpose=line["purpose"],
-        step=0,
-        amount=Fraction(line["amount"]),
-        cells=Cells(first=0, last=0),
-        delta_slack=Fraction(line.get("tail", 0)),
-        rounding_slack=Fraction(line.get("drift", 0)),
-    )

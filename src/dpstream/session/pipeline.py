@@ -385,25 +385,21 @@ def _read_tables(path: Path) -> dict[str, Any]:
         if name not in tables and name not in _OPTIONAL:
             wanted = ", ".join(_REQUIRED[name])
             raise InvalidInput(f"{path} has no table {_heading(name)}; add it, with {wanted}")
-    checked: dict[str, Any] = {}
     for name, table in tables.items():
-        if name in _SEVERAL:
-            checked[name] = _named(path, name, table)
-            continue
         entries = table if name == "query" else [table]
         if not isinstance(entries, list) or not all(isinstance(each, dict) for each in entries):
             raise InvalidInput(f"{path}: {name} must be a table; write {_heading(name)} above it")
+        if name in _SEVERAL:
+            tables[name] = _named(path, name, table)
+            continue
         for number, entry in enumerate(entries, 1):
             which = f" number {number}" if name == "query" else ""
             _check(f"{path}, {_heading(name)}{which}", name, entry)
-        checked[name] = table
-    return checked
+    return tables
 
 
-def _named(path: Path, name: str, table: Any) -> dict[str, Table]:
+def _named(path: Path, name: str, table: Table) -> dict[str, Table]:
     """One table for all, or one for each name."""
-    if not isinstance(table, dict):
-        raise InvalidInput(f"{path}: {name} must be a table; write {_heading(name)} above it")
     inner = {
         key: value
         for key, value in table.items()
@@ -419,9 +415,8 @@ def _named(path: Path, name: str, table: Any) -> dict[str, Table]:
         _check(f"{path}, [{name}]", name, table)
         return {"": table}
     for key, value in inner.items():
-        entry = {"dataset": key} | value if name == "budget" else value
-        _check(f"{path}, [{name}.{key}]", name, entry)
-        inner[key] = entry
+        inner[key] = {"dataset": key} | value if name == "budget" else value
+        _check(f"{path}, [{name}.{key}]", name, inner[key])
     return inner
 
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from threading import Condition, Event, Thread
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from dpstream.engines.collected import Releases
+from dpstream.connectors.shared import SharedSink
+from dpstream.engines.collected import Releases, release_facts
 from dpstream.engines.embedded.arrivals import Arrivals
 from dpstream.engines.query_run import Run
 from dpstream.query.schedule import Schedule
@@ -20,13 +20,6 @@ from dpstream.query.windows import instant
 
 _LOG = logging.getLogger("dpstream.session")
 _PATIENCE = 1_000_000  # microseconds after its trigger before a query without rows is told of
-
-
-class SharedFeed(Protocol):
-    """What queries share, and nobody closes before all of them are over."""
-
-    def release(self) -> None:
-        """They are."""
 
 
 class Runs:
@@ -47,7 +40,7 @@ class Runs:
         runs: Sequence[Run],
         *,
         again: Mapping[str, Callable[[], Run]] | None = None,
-        held: Sequence[SharedFeed] = (),
+        sinks: Sequence[SharedSink] = (),
     ) -> None:
         self.runs = {run.query.name: run for run in runs}
         self.again = dict(again or {})
@@ -62,7 +55,7 @@ class Runs:
         shared = dict.fromkeys(run.arrivals for run in runs if run.arrivals is not None)
         for arrivals in shared:
             arrivals.hold()
-        self._held: list[SharedFeed] = [*shared, *held]
+        self._shared: list[Arrivals | SharedSink] = [*shared, *sinks]  # closed when all are over
 
     @classmethod
     def together(cls, several: Sequence[Runs]) -> Runs:
@@ -72,8 +65,8 @@ class Runs:
             again={name: again for each in several for name, again in each.again.items()},
         )
         for each in several:
-            runs._held += each._held
-            each._held = []
+            runs._shared += each._shared
+            each._shared = []
         return runs
 
     def __iter__(self) -> Iterator[tuple[str, pa.Table]]:
@@ -201,9 +194,9 @@ class Runs:
 
     def _release(self) -> None:
         """The sources may be closed."""
-        held, self._held = self._held, []
-        for one in held:
-            one.release()
+        shared, self._shared = self._shared, []
+        for each in shared:
+            each.release()
 
     def finish(self) -> Runs:
         """Run all to their ends."""
@@ -266,6 +259,5 @@ def _next_due(schedule: Schedule, table: pa.Table, same: int) -> tuple[int, int]
 
 
 def _trigger_time(table: pa.Table) -> int | None:
-    facts = json.loads((table.schema.metadata or {}).get(b"dpstream", b"{}"))
-    time = facts.get("trigger_time")
+    time = release_facts(table).get("trigger_time")
     return None if time is None else int(instant(time, "trigger_time"))

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
+import pyarrow as pa
+
+from dpstream.connectors.files.source import GrowingDirectory
 from dpstream.connectors.registry import open_sink, open_source
 from dpstream.connectors.server_base import ServerOptions, is_uri
-from dpstream.connectors.shared import SharedSink, shared_sinks
+from dpstream.connectors.shared import SharedSink, SharedSource, shared_sinks
 from dpstream.connectors.storage import DeadLetters, safe_name
+from dpstream.connectors.write_ahead import PUSHED, PushedSource, WriteAhead, pushed_folder
 from dpstream.engines.chunks import OperatorCounts
 from dpstream.engines.clock import Clock, SystemClock
+from dpstream.engines.embedded.arrivals import Arrivals
 from dpstream.engines.embedded.embedded_engine import LocalRun
 from dpstream.engines.embedded.series_run import SeriesRun
 from dpstream.engines.query_run import AnyQuery, Engine, EngineOptions, QueryRun, Run
@@ -25,22 +31,30 @@ from dpstream.privacy.state.durable_files import make_directory
 from dpstream.privacy.state.run_directory import ANEW, keep_book, read_about
 from dpstream.privacy.state.secret import beside
 from dpstream.query.series_query import SeriesQuery
-from dpstream.records import Sink
+from dpstream.records import Frame, Sink, Source
 from dpstream.session.budget import refuse_early
-from dpstream.session.feeds import (
-    Feed,
-    Place,
-    SourceSpec,
-    absolute_paths,
-    feeds_by_query,
-    follow_source,
-    open_feed,
-    views_by_query,
-)
 from dpstream.session.runs import Runs
 
+Place: TypeAlias = str | os.PathLike[str]
+SourceSpec: TypeAlias = Source | Frame | pa.Table | pa.RecordBatch | Place | Sequence[Place]
+"""What `open_source` takes; on Spark a DataFrame too."""
 SinkSpec: TypeAlias = "Sink | Place | Callable[..., None] | Sequence[SinkSpec]"
 """What `open_sink` takes; on Spark a `SparkSink` or another function of a DataFrame too."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Feed:
+    """What queries read together: a source, live or not, and files that came before it."""
+
+    source: SourceSpec
+    live: bool = False
+    history: SourceSpec | None = None
+    name: str = ""
+    options: Mapping[str, Any] | None = None
+    """Of a server that a URI names."""
+    buffer: int | None = None
+    """Bytes of a live source's rows that are held for queries that lag; None: as the run's options
+    say."""
 
 
 def run(
@@ -93,7 +107,7 @@ def run(
     folder = None if state is None else Path(state)
     if ledger is None:
         warn_of_own_book("query", folder, stacklevel=2)
-    given = own_ledger(ledger, folder)
+    given = _own_ledger(ledger, folder)
     if given is not None:
         if folder is not None and read_about(folder) is not None:
             keep_book(given, folder)
@@ -101,21 +115,23 @@ def run(
         if given is not ledger:
             given.close()
     place = dead_letters if dead_letters is not None else folder and folder / "dead-letters"
-    operator = OperatorCounts(dead_letters=None if place is None else DeadLetters(Path(place)))
-    clock, options = clock or SystemClock(), options or EngineOptions()
+    operator = OperatorCounts(
+        keep_rejected=None if place is None else DeadLetters(Path(place)).write
+    )
     parts: dict[str, Any] = {
         "operator": operator,
         "folder": folder,
         "secret": secret,
         "ledger": ledger,
         "dataset": dataset,
-        "clock": clock,
-        "options": options,
+        "clock": clock or SystemClock(),
+        "options": options or EngineOptions(),
     }
     if engine is not None:
-        return _start_on_engine(engine, query, source, history, live, sink, parts)
+        return _start_on_engine(engine, query, (source, history), live, sink, parts)
+    feed = Feed(source=cast("SourceSpec", source), live=live)
     parts |= {
-        "source": follow_source(open_feed(source, live, folder), clock, options),
+        "source": None if source is None else _open_feed(feed, folder),
         "sink": open_sink(sink),
         "history": None if history is None else open_source(history),
     }
@@ -158,24 +174,25 @@ def run_all(
     if ledger is None:
         warn_of_own_book("set of queries", folder, stacklevel=2)
     folders = {name: None if folder is None else folder / safe_name(name) for name in names}
-    feeds = feeds_by_query(names, source, Feed(source=source, live=live, history=history))
-    given = own_ledger(ledger, folder)
+    feeds = _feeds_by_query(names, source, Feed(source=source, live=live, history=history))
+    given = _own_ledger(ledger, folder)
     own = _ledger_path(None, folder)
     if given is not None and own is not None and own.exists():
         given.persist(own)
     if check_budget:
-        several = [(query, folders[query.name]) for query in queries]
-        refuse_early(given or Ledger(), dataset, several)
+        refuse_early(given or Ledger(), dataset, [(q, folders[q.name]) for q in queries])
     if folder is not None:
         make_directory(folder, mode=0o700)
-    book = given or _new_book(_ledger_path(ledger, folder), folders.values())
+    begun = [each for each in folders.values() if each and read_about(each) is not None]
+    book = given or _new_book(_ledger_path(ledger, folder), begun)
     if own is not None:
         book.persist(own)  # one in memory must not end before its runs
-    kept = _common_secret(secret, folder, names)
+    if secret is None and folder is not None:  # made at first, never remade
+        secret = Secret.load(beside(folder)) if begun else beside(folder)
     clock, sink = clock or SystemClock(), sink if engine is not None else shared_sinks(sink)
     views: dict[str, tuple[Any, Any]]
     if engine is None:
-        views = views_by_query(queries, feeds, folder, clock, options or EngineOptions())
+        views = _views_by_query(queries, feeds, folder, clock, options or EngineOptions())
     else:
         views = {name: (feeds[name].source, feeds[name].history) for name in names}
 
@@ -188,7 +205,7 @@ def run_all(
             live=engine is not None and feeds[query.name].live,
             engine=engine,
             state=folders[query.name],
-            secret=Secret.of(kept),
+            secret=Secret.of(secret),
             ledger=book,
             dataset=dataset,
             options=_of_query(options, query.name),
@@ -198,20 +215,87 @@ def run_all(
     return Runs(
         [begin(query) for query in queries],
         again={query.name: partial(begin, query, again=True) for query in queries},
-        held=[one for one in _listed(sink) if isinstance(one, SharedSink)],
+        sinks=[each for each in _listed(sink) if isinstance(each, SharedSink)],
     )
 
 
+def _feeds_by_query(names: Sequence[str], source: Any, common: Feed) -> dict[str, Feed]:
+    """What each query reads, by its name."""
+    if not (isinstance(source, Mapping) and any(isinstance(f, Feed) for f in source.values())):
+        return dict.fromkeys(names, source if isinstance(source, Feed) else common)
+    for name in names:
+        if not isinstance(source.get(name), Feed):
+            raise InvalidParameter(f"source has no Feed for the query {name!r}; add it")
+    return {name: source[name] for name in names}
+
+
+def _views_by_query(
+    queries: Sequence[AnyQuery],
+    feeds: Mapping[str, Feed],
+    folder: Path | None,
+    clock: Clock,
+    options: EngineOptions,
+) -> dict[str, tuple[Any, Any]]:
+    """Each query's view of what its feed reads once for all."""
+    by_query: dict[str, tuple[Any, Any]] = {}
+    for feed in dict.fromkeys(feeds.values()):
+        readers = [query for query in queries if feeds[query.name] is feed]
+        columns = [query.source_columns for query in readers]
+        source = _open_feed(feed, folder)
+        views: Sequence[Any]
+        if source.bounded:
+            views = SharedSource(source, columns).views()
+        else:
+            together = list(dict.fromkeys(name for wanted in columns for name in wanted))
+            buffer = feed.buffer or options.buffer
+            views = Arrivals(source, clock, together, views=len(readers), buffer=buffer).views
+        before: Sequence[Any] = [None] * len(readers)
+        if feed.history is not None:
+            before = SharedSource(open_source(feed.history), columns).views()
+        pairs = zip(readers, views, before, strict=True)
+        by_query |= {query.name: (view, earlier) for query, view, earlier in pairs}
+    return by_query
+
+
+def _open_feed(feed: Feed, folder: Path | None) -> Source:
+    """The source; one that cannot be read twice is kept in the state directory."""
+    source: Any = feed.source
+    if isinstance(source, str) and source == PUSHED:
+        if folder is None:
+            raise InvalidParameter(f"the source {PUSHED!r} needs a state directory")
+        return PushedSource(pushed_folder(folder, feed.name))
+    if feed.live and isinstance(source, list | tuple):
+        raise InvalidParameter(
+            f"live reads one directory, and not the list {source!r:.200}; move the files into one, "
+            "name older ones as history, or leave live out"
+        )
+    opened: Source
+    if feed.live and _is_path(source):
+        opened = GrowingDirectory(Path(source))
+    else:
+        opened = open_source(source, options=feed.options)
+    if not opened.replayable and folder is not None:
+        place = f"arrived-{safe_name(feed.name)}" if feed.name else "arrived"
+        return WriteAhead(opened, folder / place)
+    return opened
+
+
+def _absolute_paths(source: Any) -> Any:
+    """Paths as other processes see them, which work in other folders."""
+    if isinstance(source, list | tuple):
+        return [_absolute_paths(each) for each in source]
+    return str(Path(source).absolute()) if _is_path(source) else source
+
+
+def _is_path(source: Any) -> bool:
+    return isinstance(source, str | Path) and source != "-" and not is_uri(source)
+
+
 def _start_on_engine(
-    engine: Engine,
-    query: AnyQuery,
-    source: Any,
-    history: Any,
-    live: bool,
-    sink: Any,
-    parts: dict[str, Any],
+    engine: Engine, query: AnyQuery, read: tuple[Any, Any], live: bool, sink: Any, parts: Any
 ) -> QueryRun:
     """A run on another engine, which opens what only it knows; the rest is for the connectors."""
+    source, history = read
     if isinstance(query, SeriesQuery):
         raise InvalidParameter(
             f"{query.name!r} is a time series ({type(query.mechanism).__name__}), which one "
@@ -230,7 +314,7 @@ def _start_on_engine(
         if opened is None and is_uri(spec):
             raise _not_by_one_process(ServerOptions(spec))
         if spec is not None and opened is None:
-            opened = open_feed(absolute_paths(spec), growing, None)
+            opened = _open_feed(Feed(source=_absolute_paths(spec), live=growing), None)
         sources.append(opened)
     known = engine.sink(sink)
     return engine.start(
@@ -265,25 +349,14 @@ def _listed(sink: Any) -> list[Any]:
     return [one for each in sink for one in _listed(each)]
 
 
-def _new_book(path: Path | None, folders: Iterable[Path | None]) -> Ledger:
+def _new_book(path: Path | None, begun: Sequence[Path]) -> Ledger:
     """A ledger that is not there is made, unless queries that have begun were charged to it."""
-    begun = [one for one in folders if one is not None and read_about(one) is not None]
     if begun and path is not None and not path.exists():
         raise StateError(
             f"there is no ledger at {path}, and the query in {begun[0]} was begun with it; restore "
             f"it, or {ANEW}"
         )
     return Ledger(path)
-
-
-def _common_secret(
-    given: Secret | bytes | str | Path | None, folder: Path | None, names: Sequence[str]
-) -> Secret | bytes | str | Path | None:
-    """The one given, or the one beside the directory of all: made at first, never remade."""
-    if given is not None or folder is None:
-        return given
-    begun = any(read_about(folder / safe_name(name)) is not None for name in names)
-    return Secret.load(beside(folder)) if begun else beside(folder)
 
 
 def _of_query(options: EngineOptions | None, name: str) -> EngineOptions | None:
@@ -293,7 +366,7 @@ def _of_query(options: EngineOptions | None, name: str) -> EngineOptions | None:
     return replace(options, run_id=sha256(options.run_id + name.encode()).digest()[:16])
 
 
-def own_ledger(ledger: Ledger | str | Path | None, folder: Path | None) -> Ledger | None:
+def _own_ledger(ledger: Ledger | str | Path | None, folder: Path | None) -> Ledger | None:
     """The ledger, if it is there already: looking makes none."""
     if isinstance(ledger, Ledger):
         return ledger

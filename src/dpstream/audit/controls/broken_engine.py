@@ -27,7 +27,7 @@ from dpstream.audit.ledger_samplers import DATASET
 from dpstream.audit.query_samplers import unit_spellings
 from dpstream.connectors.memory import TableSource
 from dpstream.engines.embedded.embedded_engine import LocalRun
-from dpstream.engines.embedded.series_run import SeriesRun, SeriesState
+from dpstream.engines.embedded.series_run import SeriesRun
 from dpstream.group_by.bounding import FIRST, KEPT, KeepMask, UnitBucket
 from dpstream.group_by.flow import Flow
 from dpstream.group_by.perturb import NoisySums
@@ -228,8 +228,7 @@ class UnitEntersAgain(SeriesRun):
     True: with rows on time and late ones a unit moves a count by 2, which is charged as 1.
     """
 
-    def _counts(self, state: SeriesState) -> StepCounts:
-        return _CountsWithoutMemory(self.query, state.secret, state.runner.run_id)
+    counts_class = _CountsWithoutMemory
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ memory up to a bound; a query that lags further behind reads them from the sourc
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import Condition, Event, RLock, Thread
 
@@ -35,7 +35,7 @@ from dpstream.rows.row_reader import ParsedColumns
 
 _LOG = logging.getLogger("dpstream.sources")
 _LOOK = 0.1  # seconds between two looks of a waiting query at whether it was stopped
-_CLOSING = 500_000  # microseconds that may be taken at a trigger to meet what came before it
+_CLOSING = 500_000  # microseconds that may be taken at a trigger to read what came before it
 _IDLE = 1_000_000  # microseconds between two looks where no trigger is to come
 BUFFER = 1 << 28
 """Bytes of chunks that are held in memory for the queries of one source."""
@@ -56,11 +56,20 @@ class ArrivedChunk:
     batch: Batch | None = None
     """None: not in memory, read it from the source again."""
     parsed: ParsedColumns = field(default_factory=ParsedColumns)
+    number: int = -1
+    """Of those that one reader has met, from 0 on."""
+    gone: bool = False
+    """Every query has passed it, or its rows are part of a later chunk."""
 
     @property
     def bytes(self) -> int:
-        """Memory held, with what is parsed of it."""
+        """Memory in use, with what is parsed of it."""
         return 0 if self.batch is None else 2 * int(self.batch.table.nbytes)
+
+    def free(self) -> int:
+        """Give its memory back; how many bytes that was."""
+        freed, self.batch, self.parsed = self.bytes, None, ParsedColumns()
+        return freed
 
 
 class Arrivals:
@@ -85,7 +94,7 @@ class Arrivals:
         self.lock = RLock()  # one read at a time
         self.tails: list[SourceTail] = []
         self.views = [LiveView(self) for _ in range(views)]
-        self._held_open, self._closed = 0, False
+        self._users, self._closed = 0, False
 
     def read(
         self,
@@ -111,21 +120,21 @@ class Arrivals:
     def hold(self) -> None:
         """Keep the source open until `release`, though all queries have closed it."""
         with self.lock:
-            self._held_open += 1
+            self._users += 1
 
     def release(self) -> None:
         """Undo one `hold`."""
         with self.lock:
-            self._held_open -= 1
-            over = self._held_open == 0
-        for view in self.views if over else ():
+            self._users -= 1
+            unused = self._users == 0
+        for view in self.views if unused else ():
             view.closed = True  # also of a query that never began
         self.close_unused()
 
     def close_unused(self) -> None:
         """Close the source if nobody uses it any more."""
         with self.lock:
-            if self._closed or self._held_open > 0 or not all(view.closed for view in self.views):
+            if self._closed or self._users > 0 or not all(view.closed for view in self.views):
                 return
             self._closed = True
         self.stop_reading()
@@ -138,46 +147,51 @@ class Arrivals:
             tail.stop()
         self.tails = []
 
-    def settle(self) -> None:
-        """What no query needs any more may go."""
+    def commit(self) -> None:
+        """Tell the source which positions no query needs any more."""
         if not isinstance(self.source, CommittingSource):
             return
         with self.lock:
-            known = [view.settled for view in self.views if not view.finished]
-            if known:
-                common = set(known[0]).intersection(*known[1:])
-                self.source.commit({name: min(one[name] for one in known) for name in common})
+            settled = [view.settled for view in self.views if not view.finished]
+            if settled:
+                names = set(settled[0]).intersection(*settled[1:])
+                self.source.commit({name: min(at[name] for at in settled) for name in names})
 
 
 class SourceTail:
     """Follows a source from some positions on; what it meets is there for every query."""
 
     def __init__(self, shared: Arrivals, positions: Positions) -> None:
-        self._shared, self._source, self._clock = shared, shared.source, shared.clock
+        source = shared.source
+        self._shared, self._source, self._clock = shared, source, shared.clock
         self._begun_anew = not positions
         self.positions = dict(positions)
-        self.sealed = began = self._clock.now()
-        """What came before this time was met."""
-        self.chunks: list[ArrivedChunk | None] = [
-            ArrivedChunk(name, None, at, began) for name, at in positions.items()
+        self.sealed = self._clock.now()
+        """What came before this time was read."""
+        self.chunks = [
+            ArrivedChunk(name, None, at, self.sealed, number=number)
+            for number, (name, at) in enumerate(positions.items())
         ]
         self.ended = False
         self.failure: BaseException | None = None
-        self._gone = 0  # chunks that every query has passed, no longer in the list
-        self._held = 0
-        self._oldest = 0  # the first chunk that may hold memory
-        self._evicted: dict[str, int] = {}
-        self._dropped: dict[str, ArrivedChunk] = {}
+        self._dropped = 0  # chunks that every query has passed, no longer in the list
+        self._last_dropped: dict[str, ArrivedChunk] = {}
+        self._buffered = 0  # bytes
+        self._evicted = 0  # chunks that hold no memory any more
+        self._last_evicted: dict[str, ArrivedChunk] = {}
         self._over: set[str] = set()  # partitions that were read to their end
-        source = self._source
         self._ends = isinstance(source, FinitePartitions) and source.partitions_end
         self._ending = source if isinstance(source, EndingSource) else None
-        self._offsets = source if isinstance(source, StartOffsets) else None
         self._changed, self._halt = Condition(), Event()
         self._thread: Thread | None = None
-        if shared.clock.real_time:
+        if self._clock.real_time:
             self._thread = Thread(target=self._follow, name="dpstream-reader", daemon=True)
             self._thread.start()
+
+    @property
+    def count(self) -> int:
+        """How many chunks have come."""
+        return self._dropped + len(self.chunks)
 
     def fits(self, positions: Positions) -> bool:
         """Can a query at these positions follow this reader?
@@ -185,47 +199,34 @@ class SourceTail:
         Not if they started elsewhere in a server's log: a query that was added later has not the
         rows from before it.
         """
-        if self._offsets is None:
+        if not isinstance(self._source, StartOffsets):
             return True
         if not positions:
             return self._begun_anew
-        start = self._offsets.start_offset
+        start = self._source.start_offset
         both = [name for name in positions if self.positions.get(name) is not None]
         return bool(both) and all(
             start(positions[name]) == start(self.positions[name]) for name in both
         )
 
-    def end(self) -> int:
-        """How many chunks were met."""
-        return self._gone + len(self.chunks)
-
-    def _chunk(self, number: int) -> ArrivedChunk | None:
-        """One of them; None if its rows are part of a later one."""
-        return self.chunks[number - self._gone]
-
-    def pending(self, number: int, before: int) -> tuple[int, ArrivedChunk | None]:
-        """The first chunk from a number on, if it came before a time, and its number."""
-        with self._changed:
-            for at in range(max(number, self._gone), self.end()):
-                chunk = self._chunk(at)
-                if chunk is not None:
-                    return at, chunk if chunk.time < before else None
-        return number, None
-
-    def wait(self, number: int, before: int, stop: Event) -> bool:
-        """Wait for chunk `number`, if it comes before a time; False: no more will, or stopped."""
-        if self._thread is None:
-            return self._read_while_waiting(number, before, stop)
+    def next_chunk(self, number: int, before: int, stop: Event) -> ArrivedChunk | None:
+        """Wait for the first chunk from `number` on; None: none before that time, or stopped."""
         with self._changed:
             while not stop.is_set():
+                chunk = next(self._chunks_from(number), None)
+                if chunk is not None and chunk.time < before:
+                    return chunk
                 if self.failure is not None:
                     raise self.failure
-                if number < self.end():
-                    return self._time_at(number) < before
-                if self.sealed >= before:
-                    return False
-                self._changed.wait(_LOOK)
-        return False
+                if chunk is not None or self.sealed >= before:
+                    break
+                if self._thread is not None:
+                    self._changed.wait(_LOOK)
+                elif self._clock.now() >= before:
+                    self.sealed = before
+                elif not self._read_all(before):
+                    self._clock.wait(before, stop)
+        return None
 
     def is_over(self, number: int) -> bool:
         """Has a source that ended nothing from this chunk on?"""
@@ -235,37 +236,37 @@ class SourceTail:
             while self._read_all(None):
                 pass
             self.ended = True
-        return self.ended and number >= self.end()
+        return self.ended and number >= self.count
 
-    def waiting(self, number: int) -> int:
+    def rows_from(self, number: int) -> int:
         """How many rows have come from a chunk on."""
         with self._changed:
-            later = self.chunks[max(number - self._gone, 0) :]
-            return sum(chunk.rows for chunk in filter(None, later))
+            return sum(chunk.rows for chunk in self._chunks_from(number))
 
     def drop_passed(self) -> None:
         """Let go of what every query has passed."""
         with self._changed:
-            at = [view.number_of(self) for view in self._shared.views if not view.closed]
-            gone = min((number for number in at if number is not None), default=self._gone)
-            if None in at or gone <= self._gone:
-                return
-            for chunk in filter(None, self.chunks[: gone - self._gone]):
-                self._held -= chunk.bytes
-                name = chunk.partition
-                self._dropped[name] = ArrivedChunk(name, None, chunk.end, chunk.time)
-            del self.chunks[: gone - self._gone]
-            self._gone = gone
-            self._oldest = max(self._oldest, gone)
+            views = [view for view in self._shared.views if not view.closed]
+            if not views or any(view.tail is None for view in views):
+                return  # one that begins later may need all of it
+            first = min(view.next if view.tail is self else self.count for view in views)
+            while self._dropped < first:
+                chunk = self.chunks.pop(0)
+                self._dropped += 1
+                self._buffered -= chunk.free()
+                if not chunk.gone:
+                    self._last_dropped[chunk.partition] = chunk
+                    chunk.gone = True
+            self._evicted = max(self._evicted, first)
             self._changed.notify_all()
 
     def begin(self) -> tuple[int, list[ArrivedChunk]]:
-        """For a query that comes later: the first chunk that is there, and what was let go.
+        """For a query that comes later: the first chunk that is there, and what was dropped.
 
         Of that, a chunk for each partition; its rows are read from the source.
         """
         with self._changed:
-            return self._gone, sorted(self._dropped.values(), key=lambda chunk: chunk.time)
+            return self._dropped, sorted(self._last_dropped.values(), key=lambda chunk: chunk.time)
 
     def stop(self) -> None:
         """End the thread."""
@@ -275,17 +276,11 @@ class SourceTail:
         if self._thread is not None:
             self._thread.join()
 
-    def _read_while_waiting(self, number: int, before: int, stop: Event) -> bool:
-        """Read, or let time pass, in the thread of a query that waits."""
-        while not stop.is_set():
-            if number < self.end():
-                return self._time_at(number) < before
-            if self._clock.now() >= before:
-                self.sealed = max(self.sealed, before)
-                return False
-            if not self._read_all(before):
-                self._clock.wait(before, stop)
-        return False
+    def _chunks_from(self, number: int) -> Iterator[ArrivedChunk]:
+        """The chunks from a number on; those whose rows are part of a later one are left out."""
+        for place in range(max(number - self._dropped, 0), len(self.chunks)):
+            if not self.chunks[place].gone:
+                yield self.chunks[place]
 
     def _follow(self) -> None:
         """Read for as long as anybody wants it."""
@@ -304,7 +299,7 @@ class SourceTail:
                 self._changed.notify_all()
 
     def _close_trigger(self, due: int, now: int) -> None:
-        """A trigger has come: what is there now and was not met, came before it."""
+        """A trigger has come: what is there now and was not read yet, came before it."""
         while not self._is_full() and self._read_all(None, time=due - 1):
             if self._clock.now() >= now + _CLOSING or self._halt.is_set():
                 break
@@ -339,9 +334,11 @@ class SourceTail:
             return not batch.done
         with self._changed:
             self.positions[partition] = batch.position
-            arrived = ArrivedChunk(partition, start, batch.position, time, rows, batch)
+            arrived = ArrivedChunk(
+                partition, start, batch.position, time, rows, batch, number=self.count
+            )
             self.chunks.append(arrived)
-            self._held += arrived.bytes
+            self._buffered += arrived.bytes
             self._evict()
             self._changed.notify_all()
         return True
@@ -350,71 +347,59 @@ class SourceTail:
         """Partitions that were begun, in the order in which a replay takes them; then new ones."""
         with self._shared.lock:
             listed = self._source.partitions()
-        known = set(listed)
-        begun = [name for name in self.positions if name in known]
-        fresh = [name for name in listed if name not in self.positions]
-        return [name for name in begun + fresh if name not in self._over]
+        wanted = set(listed) - self._over
+        return [name for name in dict.fromkeys([*self.positions, *listed]) if name in wanted]
 
     def _is_full(self) -> bool:
         """Must reading wait for the slowest query, because nothing can be read again?"""
-        return not self._source.replayable and self._held > self._shared.buffer
+        return not self._source.replayable and self._buffered > self._shared.buffer
 
     def _evict(self) -> None:
-        """Free the oldest chunks; who still needs them reads them from the source again."""
-        if not self._source.replayable:
-            return
-        while self._held > self._shared.buffer and self._oldest < self.end() - 1:
-            number = max(self._oldest, self._gone)
-            chunk = self._chunk(number)
-            if chunk is not None and chunk.batch is not None:
-                self._held -= chunk.bytes
-                chunk.batch, chunk.parsed = None, ParsedColumns()
-                self._join(number, chunk)
-            self._oldest = number + 1
+        """Free the oldest chunks but the newest; who needs them reads them from the source again.
 
-    def _join(self, number: int, chunk: ArrivedChunk) -> None:
-        """Make one of two evicted chunks of a partition, if no trigger is between them."""
-        last = self._evicted.get(chunk.partition, -1)
-        self._evicted[chunk.partition] = number
-        before = self._chunk(last) if last >= self._gone else None
-        if before is None:
-            return
-        between = [view.trigger_after(before.time) for view in self._shared.views]
-        if all(time is None or time > chunk.time for time in between):
-            chunk.rows += before.rows
-            self.chunks[last - self._gone] = None
-
-    def _time_at(self, number: int) -> int:
-        """When the chunk of a number came, or the one that its rows are part of."""
-        return next(filter(None, self.chunks[max(number - self._gone, 0) :])).time
+        An evicted chunk of a partition takes the one before it in, if no trigger is between them.
+        """
+        while self._buffered > self._shared.buffer and self._evicted < self.count - 1:
+            if not self._source.replayable:
+                return
+            chunk = self.chunks[self._evicted - self._dropped]
+            self._evicted += 1
+            if chunk.batch is None:
+                continue
+            self._buffered -= chunk.free()
+            before = self._last_evicted.get(chunk.partition)
+            self._last_evicted[chunk.partition] = chunk
+            if before is None or before.gone:
+                continue
+            between = [view.trigger_after(before.time) for view in self._shared.views]
+            if all(time is None or time > chunk.time for time in between):
+                chunk.rows += before.rows
+                before.gone = True
 
 
 class LiveView:
     """What one query sees of a live source, and how far it is.
 
-    Of the source's abilities it has those that are asked of a view: `commit` (for this query),
-    `partitions_end` and `inferred`. `SourceTail` asks the source itself for its end and offsets.
+    Of the source's abilities it has those that are asked of a view: `commit` (for this query) and
+    `inferred`. `SourceTail` asks the source itself for its end and offsets.
     """
 
     bounded = False
 
     def __init__(self, shared: Arrivals) -> None:
-        self.shared = shared
-        self.replayable = shared.source.replayable
         source = shared.source
-        self.partitions_end = isinstance(source, FinitePartitions) and source.partitions_end
+        self.shared, self.read = shared, shared.read
+        self.replayable = source.replayable
         self.inferred = source.inferred if isinstance(source, InferredTypes) else {}
-        self.read = shared.read
         self.closed, self.finished = False, False
         self.settled: Positions = {}
         self.tail: SourceTail | None = None
         self.next = 0
         """The number of the first chunk that was not taken."""
-        self.missed: list[ArrivedChunk] = []
-        """What had come and gone before it followed."""
+        self._missed: list[ArrivedChunk] = []  # what had come and gone before it followed
         self._schedule: Schedule | None = None
         self._due: tuple[int, int | None] | None = None
-        self._stop: Event | None = None
+        self._stop = Event()
 
     def partitions(self) -> list[str]:
         """Those of the source."""
@@ -433,23 +418,22 @@ class LiveView:
         if self.shared.columns is None:
             self.shared.columns = list(columns)
 
-    def join(self, positions: Positions) -> SourceTail:
-        """Follow the source from these positions on."""
-        self.tail = self.shared.tail_for(positions)
-        self.next, self.missed = self.tail.begin()
-        return self.tail
-
-    def advance(self, number: int) -> None:
-        """All chunks before this one were taken."""
-        self.next = number
-        if self.tail is not None:
-            self.tail.drop_passed()
-
-    def number_of(self, tail: SourceTail) -> int | None:
-        """How far the query is in what a reader has met; None: not known yet."""
+    def follow(self, positions: Positions) -> bool:
+        """Follow the source from these positions on, unless it does; False: nothing can come."""
         if self.tail is None:
-            return None
-        return self.next if self.tail is tail else tail.end()
+            self.tail = self.shared.tail_for(positions)
+            self.next, self._missed = self.tail.begin()
+        return not self.tail.is_over(self.next)
+
+    def chunks_before(self, time: int) -> Iterator[ArrivedChunk]:
+        """What comes before a time, as it comes, until the query is stopped."""
+        assert self.tail is not None
+        while self._missed and self._missed[0].time < time and not self._stop.is_set():
+            yield self._missed.pop(0)
+        while chunk := self.tail.next_chunk(self.next, time, self._stop):
+            yield chunk
+            self.next = chunk.number + 1
+            self.tail.drop_passed()
 
     def trigger_after(self, time: int) -> int | None:
         """The query's first trigger after a time."""
@@ -462,21 +446,21 @@ class LiveView:
     @property
     def waiting(self) -> int:
         """Rows that have come and that the query has not read."""
-        return 0 if self.tail is None else self.tail.waiting(self.next)
+        return 0 if self.tail is None else self.tail.rows_from(self.next)
 
     def commit(self, positions: Mapping[str, Position]) -> None:
         """This query needs nothing before these positions."""
         self.settled = dict(positions)
-        self.shared.settle()
+        self.shared.commit()
 
     def finish(self) -> None:
         """The query has published all it ever will."""
         self.finished = True
-        self.shared.settle()
+        self.shared.commit()
 
     def stop(self) -> None:
         """End the query."""
-        if self._stop is not None and not self.closed:
+        if not self.closed:
             self._stop.set()
 
     def close(self) -> None:
@@ -486,12 +470,6 @@ class LiveView:
             if self.tail is not None:
                 self.tail.drop_passed()
             self.shared.close_unused()
-
-
-def finish_reading(source: Source | None) -> None:
-    """A query has published all it ever will, and needs no rows any more."""
-    if isinstance(source, LiveView):
-        source.finish()
 
 
 def _trigger_after(schedule: Schedule, time: int) -> int | None:

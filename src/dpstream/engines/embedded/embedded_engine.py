@@ -18,9 +18,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from dpstream.engines.embedded.arrivals import finish_reading
 from dpstream.engines.embedded.snapshots import Snapshots, erase_unit
-from dpstream.engines.embedded.step_rows import FileInput, LiveInput, RunSources, read_step
+from dpstream.engines.embedded.step_rows import LiveInput, RunInput
 from dpstream.engines.query_run import QueryRun
 from dpstream.engines.run_storage import START_CHAIN, step_content
 from dpstream.engines.sender import MOST_PENDING, Sender
@@ -43,23 +42,18 @@ class LocalRun(QueryRun):
     _flow: Flow = field(init=False)
     _sender: Sender = field(init=False)
     _snapshots: Snapshots | None = field(init=False, default=None)
-    _files: FileInput | None = field(init=False, default=None)
-    _live: LiveInput | None = field(init=False, default=None)
+    _input: RunInput = field(init=False)
     _chain: bytes = field(init=False, default=START_CHAIN)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._sources.check_columns(self.query)
-
-    @property
-    def _sources(self) -> RunSources:
-        return RunSources(source=self.source, history=self.history)
+        self._input = RunInput(self)
 
     def _schemas(self) -> list[Types | None]:
-        return self._sources.schemas()
+        return self._input.schemas()
 
     def _notes(self) -> dict[str, Any]:
-        return super()._notes() | {"partitions": self._sources.partitions()}
+        return super()._notes() | {"partitions": self._input.partitions()}
 
     def erase_unit(self, unit: Any) -> int:
         """Erase one unit from the state directory, instead of running; how many places it had."""
@@ -76,7 +70,7 @@ class LocalRun(QueryRun):
     def _open_flow(self, undo: ExitStack, *, threads: int) -> None:
         directory = self._storage.directory
         if directory is not None:
-            self._sources.refuse_others(directory.about["notes"]["partitions"])
+            self._input.refuse_others(directory.about["notes"]["partitions"])
         self._flow = Flow(
             self.plan,
             self._reader,
@@ -90,12 +84,8 @@ class LocalRun(QueryRun):
         """Everything that the run needs, and its state as the newest snapshot has it."""
         undo.enter_context(writing(self.folder or Path()))
         self._open_flow(undo, threads=self.options.threads or len(os.sched_getaffinity(0)))
-        self._files, self._live = self._sources.inputs(
-            self._reader, self.operator, self.clock, self._stop, memory=self.options.memory
-        )
-        for rows in (self._files, self._live):
-            if rows is not None:
-                undo.callback(rows.close)
+        undo.callback(self._input.close)
+        self._input.open(self._reader)
         self._bounder = undo.enter_context(ThreadPoolExecutor(1))
         self._logger = undo.enter_context(ThreadPoolExecutor(1))
         # A short run does not run away from who reads it, and may want to stop it.
@@ -109,14 +99,14 @@ class LocalRun(QueryRun):
         undo.callback(self._snapshots.close)
         facts = self._snapshots.load(self._flow) or {}
         self._chain, self.steps_done = facts.get("chain", START_CHAIN), facts.get("step", 0)
-        if self._live is not None:
-            self._live.positions = dict(facts.get("positions", {}))
+        self._input.go_on_from(facts.get("positions", {}))
         before = facts.get("before_erasures", [])
         directory.refuse_undone_erasure(self.steps_done, [*before, self._chain])
 
     def _publish_steps(self) -> Iterator[pa.Table]:
         """Every table, as it is published; at the end, or when stopped, a last snapshot."""
-        yield from self._from_files() if self._live is None else self._from_live(self._live)
+        live = self._input.live
+        yield from self._from_files() if live is None else self._from_live(live)
         finished = self.steps_done == self.query.schedule.steps
         if self._snapshots is not None and finished:
             self._snapshots.finish()
@@ -124,7 +114,7 @@ class LocalRun(QueryRun):
             self._save(self._snapshots)
             self._snapshots.wait()
         if finished:
-            finish_reading(self.source)
+            self._finish_reading()
 
     def _from_live(self, live: LiveInput) -> Iterator[pa.Table]:
         """One step after another: a table is out before the next rows are waited for."""
@@ -158,7 +148,7 @@ class LocalRun(QueryRun):
         if steps is not None and step >= steps:
             return None
         log = None if directory is None else directory.log
-        return read_step(step, self._files, self._live, log, self._stop)
+        return self._input.read(step, log)
 
     def _may_go_ahead(self) -> bool:
         """May the next step's rows be bounded before this one is published?
@@ -168,7 +158,7 @@ class LocalRun(QueryRun):
         step = self.steps_done + 1
         if self._saves_at(step) or not self._flow.workers.several:
             return False
-        return self._files is None or self._files.ready(step)
+        return self._input.files is None or self._input.files.ready(step)
 
     def _begin_step(self, step: int) -> tuple[Future[list[BoundedRows]], Future[bytes]] | None:
         """Begin to bound and to log the rows of a step; None if there is none."""
@@ -183,8 +173,7 @@ class LocalRun(QueryRun):
         """Make a step's input durable; the chain of digests that it ends."""
         digests = (multiset_digest(rows.digests[first:end]) for rows, first, end in slices)
         content = step_content(step, reduce(combine, digests, (0, 0)))
-        positions = None if self._live is None else self._live.moved()
-        return self._storage.log_steps(step, [content], before, positions=positions)
+        return self._storage.log_steps(step, [content], before, positions=self._input.moved())
 
     def _publish(self) -> None:
         """Draw and publish; the sender says when every sink has the tables."""
@@ -223,7 +212,7 @@ class LocalRun(QueryRun):
             "run": self._storage.run_tag,
             "step": self.steps_done,
             "chain": self._chain,
-            "positions": {} if self._live is None else dict(self._live.positions),
+            "positions": self._input.positions,
         }
         snapshots.save(self._flow, facts)
 

@@ -18,12 +18,11 @@ from collections.abc import Generator, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from dpstream.engines.embedded.arrivals import finish_reading
-from dpstream.engines.embedded.step_rows import LiveInput, RunSources, read_step
+from dpstream.engines.embedded.step_rows import RunInput
 from dpstream.engines.query_run import Run
 from dpstream.engines.run_storage import keep_types, known_types, run_tag
 from dpstream.engines.sender import explain_sink_error
@@ -35,15 +34,7 @@ from dpstream.privacy.ledger.charges import Terms
 from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.state import InputLog, Secret, read_packed, write_packed
 from dpstream.privacy.state.durable_files import writing
-from dpstream.privacy.state.run_directory import (
-    ANEW,
-    GivenLedger,
-    GivenSecret,
-    drop_unbegun,
-    find_run,
-    open_ledger,
-    read_about,
-)
+from dpstream.privacy.state.run_directory import ANEW, drop_unbegun, read_about
 from dpstream.query.series_query import SeriesQuery
 from dpstream.records import CommittingSource, Release, fence
 
@@ -55,18 +46,21 @@ class SeriesRun(Run):
     """A running query through a mechanism: a table per window."""
 
     query: SeriesQuery
+    counts_class: ClassVar[type[StepCounts]] = StepCounts
+    _input: RunInput = field(init=False)
+    _runner: Runner = field(init=False)
     _settled: dict[str, Any] | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self._begin(None if self.folder is None else read_about(self.folder, kind=KIND))
-        self._sources = RunSources(source=self.source, history=self.history)
-        self._sources.check_columns(self.query)
+        self._input = RunInput(self)
 
     @property
     def schema(self) -> pa.Schema:
         """The columns of every release and their types, as they are known by now."""
-        types = known_types(self.query, self.folder, self._sources.schemas())
-        return series_schema(self.query, types)
+        return series_schema(
+            self.query, known_types(self.query, self.folder, self._input.schemas())
+        )
 
     def erase_unit(self, unit: Any) -> int:
         """Nothing: of a unit only a keyed hash is kept, in windows that are not published yet.
@@ -78,40 +72,58 @@ class SeriesRun(Run):
     def _releases(self) -> Generator[pa.Table, None, None]:
         with ExitStack() as undo:
             undo.callback(self._close_ends)
-            state = open_series(
-                self.query,
-                folder=self.folder,
-                dataset=self.dataset,
-                secret=self.secret,
-                ledger=self.ledger,
-                notes={"now": self._now, "partitions": self._sources.partitions()},
-                run_id=self.options.run_id,
-            )
-            undo.callback(state.close)
-            self._sources.refuse_others(state.notes["partitions"])
+            secret = self._open_runner(undo)
             undo.enter_context(writing(self.folder or Path()))
-            yield from self._publish_steps(state, undo)
+            counts = self.counts_class(self.query, secret, self._runner.run_id)
+            if self._log is not None:
+                keep_types(counts.reader, self._log)
+            undo.callback(self._input.close)
+            self._input.open(counts.reader)
+            yield from self._publish_steps(counts)
 
-    def _publish_steps(self, state: SeriesState, undo: ExitStack) -> Iterator[pa.Table]:
-        """Every step from where the run stands: rows, log, noise, sink, snapshot."""
-        counts, run = self._counts(state), state.runner
-        files, live = self._sources.inputs(
-            counts.reader, self.operator, self.clock, self._stop, memory=self.options.memory
+    def _open_runner(self, undo: ExitStack) -> Secret:
+        """Begin a run, or go on with the one of a directory; another query or secret is refused."""
+        query, folder = self.query, self.folder
+        if folder is not None:
+            drop_unbegun(folder)
+        about, secret, ledger = self._find_run(KIND, query.facts())
+        if not isinstance(self.ledger, Ledger):
+            undo.callback(ledger.close)
+        refuse_other_steps(ledger, self.dataset, query.terms())
+        self._runner = Runner(
+            query.mechanism,
+            state=None if about is None else folder,
+            secret=secret,
+            ledger=ledger,
+            dataset=self.dataset,
+            name=query.name,
+            clock=query.clock,
+            run_id=self.options.run_id,
         )
-        for rows in (files, live):
-            if rows is not None:
-                undo.callback(rows.close)
-        saved = state.saved_rows()
-        if saved is not None:
-            counts.load(saved["counts"])
-            if live is not None:
-                live.positions = dict(saved["positions"])
-        steps, self.steps_done = self.query.schedule.steps, run.steps_done
-        checked, tag = False, run_tag(run.run_id)
+        undo.callback(self._runner.close)
+        if about is not None:
+            self._input.refuse_others(about["notes"]["partitions"])
+        elif folder is not None:
+            notes = {"now": self._now, "partitions": self._input.partitions()}
+            self._runner.attach(folder, kind=KIND, more={"facts": query.facts(), "notes": notes})
+            self._runner.save()
+        return secret
+
+    @property
+    def _log(self) -> InputLog | None:
+        """What each step has read; None without a folder."""
+        return None if self._runner.directory is None else self._runner.directory.log
+
+    def _publish_steps(self, counts: StepCounts) -> Iterator[pa.Table]:
+        """Every step from where the run stands: rows, log, noise, sink, snapshot."""
+        runner, live = self._runner, self._input.live
+        self._load(counts)
+        steps, self.steps_done = self.query.schedule.steps, runner.steps_done
+        checked, tag = False, run_tag(runner.run_id)
         fence(self.sink, self.query.name, tag)
         while steps is None or self.steps_done < steps:
             step = self.steps_done
-            slices = read_step(step, files, live, state.log, self._stop)
+            slices = self._input.read(step, self._log)
             if slices is None:
                 break
             counts.take(slices)
@@ -119,38 +131,30 @@ class SeriesRun(Run):
                 counts.reader.settle_types()
                 series_schema(self.query, counts.reader.types)  # what cannot be published
                 checked = True
-            positions = None if live is None else live.moved()
-            releases = run.step(counts.counts(step), positions=positions)
-            if run.steps_done == steps:
-                releases = [*releases, *run.finish()]
+            releases = runner.step(counts.counts(step), positions=self._input.moved())
+            if runner.steps_done == steps:
+                releases = [*releases, *runner.finish()]
             tables = [self._send(release, step, tag, counts) for release in releases]
             if live is not None:
                 live.note_release(step)
             yield from tables
             counts.evict(step)
-            self.steps_done = run.steps_done
+            self.steps_done = runner.steps_done
             if self.steps_done % self.options.snapshot_every == 0 or self.steps_done == steps:
-                state.save(_snapshot(counts, live))
-                self._settle(live)
+                self._save(counts)
+                self._settle()
         if self.steps_done == steps:
-            finish_reading(self.source)
+            self._finish_reading()
         elif self.steps_done:
-            state.save(_snapshot(counts, live))
+            self._save(counts)
 
-    def _counts(self, state: SeriesState) -> StepCounts:
-        """What counts rows, with the column types that the run has met."""
-        counts = StepCounts(self.query, state.secret, state.runner.run_id)
-        if state.log is not None:
-            keep_types(counts.reader, state.log)
-        return counts
-
-    def _settle(self, live: LiveInput | None) -> None:
+    def _settle(self) -> None:
         """No recovery needs rows from before the last but one snapshot: they may go."""
-        if live is None or self.folder is None or not isinstance(self.source, CommittingSource):
+        if not self.live or self.folder is None or not isinstance(self.source, CommittingSource):
             return
         if self._settled is not None:
             self.source.commit(self._settled)
-        self._settled = dict(live.positions)
+        self._settled = self._input.positions
 
     def _send(self, release: Release, step: int, tag: str, counts: StepCounts) -> pa.Table:
         """A release as a table, which the sink has."""
@@ -163,32 +167,11 @@ class SeriesRun(Run):
                 raise problem from problem.__cause__
         return table
 
-
-def _snapshot(counts: StepCounts, live: LiveInput | None) -> dict[str, Any]:
-    positions = {} if live is None else dict(live.positions)
-    return {"counts": counts.save(), "positions": positions}
-
-
-@dataclass(kw_only=True)
-class SeriesState:
-    """A runner, its secret, and (with a folder) what lets a run go on."""
-
-    runner: Runner
-    secret: Secret
-    folder: Path | None
-    notes: dict[str, Any]
-    shared_ledger: bool
-
-    @property
-    def log(self) -> InputLog | None:
-        """What each step has read; None without a folder."""
-        return None if self.runner.directory is None else self.runner.directory.log
-
-    def saved_rows(self) -> dict[str, Any] | None:
-        """Open windows and positions as of the runner's step; None at the beginning."""
-        step = self.runner.steps_done
+    def _load(self, counts: StepCounts) -> None:
+        """Restore open windows and positions as of the runner's step."""
+        step = self._runner.steps_done
         if self.folder is None or not step:
-            return None
+            return
         path = self.folder / f"rows-{step}.dps"
         if not path.exists():
             raise StateError(
@@ -196,80 +179,26 @@ class SeriesState:
                 f"restore it, or {ANEW}"
             )
         saved: dict[str, Any] = read_packed(path, kind="open windows")
-        if (saved["run"], saved["step"]) != (self.runner.run_id, step):
+        if (saved["run"], saved["step"]) != (self._runner.run_id, step):
             raise StateError(f"{path} is another run's or step's; restore this one's, or {ANEW}")
-        return saved
+        counts.load(saved["counts"])
+        self._input.go_on_from(saved["positions"])
 
-    def save(self, rows: dict[str, Any]) -> None:
+    def _save(self, counts: StepCounts) -> None:
         """Rows first, then the mechanism; older rows go."""
         if self.folder is None:
             return
-        step = self.runner.steps_done
-        rows = rows | {"run": self.runner.run_id, "step": step}
-        write_packed(self.folder / f"rows-{step}.dps", rows, kind="open windows")
-        self.runner.save()
+        run, step = self._runner.run_id, self._runner.steps_done
+        rows = {"counts": counts.save(), "positions": self._input.positions}
+        path = self.folder / f"rows-{step}.dps"
+        write_packed(path, rows | {"run": run, "step": step}, kind="open windows")
+        self._runner.save()
         for path in sorted(self.folder.glob("rows-*.dps"), key=_step_of)[:-2]:
             path.unlink()
-
-    def close(self) -> None:
-        """Release the locks."""
-        self.runner.close()
-        if not self.shared_ledger:
-            self.runner.ledger.close()
 
 
 def _step_of(path: Path) -> int:
     return int(path.stem.partition("-")[2])
-
-
-def open_series(
-    query: SeriesQuery,
-    *,
-    folder: Path | None,
-    dataset: str,
-    secret: GivenSecret,
-    ledger: GivenLedger,
-    notes: dict[str, Any],
-    run_id: bytes | None = None,
-) -> SeriesState:
-    """Begin a run, or go on with the one of a directory; another query or secret is refused."""
-    about, shared = None, isinstance(ledger, Ledger)
-    if folder is None:
-        kept = Secret.of(secret)
-        book = ledger if isinstance(ledger, Ledger) else Ledger(ledger)
-    else:
-        drop_unbegun(folder)
-        about, kept = find_run(
-            folder,
-            kind=KIND,
-            facts=query.facts(),
-            names=query.names_of_keys(),
-            dataset=dataset,
-            given_secret=secret,
-        )
-        book = open_ledger(folder, about, ledger)
-    with ExitStack() as undo:
-        if not shared:
-            undo.callback(book.close)
-        refuse_other_steps(book, dataset, query.terms())
-        runner = Runner(
-            query.mechanism,
-            state=None if about is None else folder,
-            secret=kept,
-            ledger=book,
-            dataset=dataset,
-            name=query.name,
-            clock=query.clock,
-            run_id=run_id,
-        )
-        if about is not None:
-            notes = about["notes"]
-        elif folder is not None:
-            undo.callback(runner.close)
-            runner.attach(folder, kind=KIND, more={"facts": query.facts(), "notes": notes})
-            runner.save()
-        undo.pop_all()
-    return SeriesState(runner=runner, secret=kept, folder=folder, notes=notes, shared_ledger=shared)
 
 
 def refuse_other_steps(ledger: Ledger, dataset: str, terms: Terms) -> None:

@@ -16,7 +16,6 @@ taken the unit in long ago, and leave the process with noise only; nothing of th
 
 from __future__ import annotations
 
-import re
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -38,7 +37,7 @@ from dpstream.records import Integers, Words
 from dpstream.rows.column_values import in_type
 from dpstream.rows.row_batch import id_pairs
 
-_MANIFEST = re.compile(r"manifest-(\d+)\.dps")
+_MANIFESTS = "manifest-*.dps"
 _AT_ONCE = 4  # files that are removed
 
 Stored = tuple[str, int, bytes]
@@ -63,9 +62,14 @@ class Snapshots:
         self._writer = ThreadPoolExecutor(1)
         self._pending: Future[None] | None = None
 
-    def save(self, flow: Flow, facts: dict[str, Any]) -> None:
-        """Begin to write the state of now; the one before must be durable first."""
+    def save(self, flow: Flow, facts: dict[str, Any], *, whole: bool = False) -> None:
+        """Begin to write the state of now; the one before must be durable first.
+
+        `whole`: with nothing taken over from the snapshots before.
+        """
         self.wait()
+        if whole:
+            self._chains, self._watermarks = {}, {}
         self._number += 1
         current = owners(flow)
         parts = []
@@ -78,11 +82,6 @@ class Snapshots:
         for owner in [owner for owner in self._chains if owner not in current]:
             del self._chains[owner], self._watermarks[owner]
         self._pending = self._writer.submit(self._write, self._number, parts, facts)
-
-    def save_whole(self, flow: Flow, facts: dict[str, Any]) -> None:
-        """As `save`, with nothing taken over from the snapshots before."""
-        self._chains, self._watermarks = {}, {}
-        self.save(flow, facts)
 
     def wait(self) -> None:
         """Return when the last snapshot is durable; raise what went wrong with it."""
@@ -168,8 +167,8 @@ class Snapshots:
             self._settled(min(facts, key=lambda known: known["step"]))
 
     def _manifests(self) -> list[int]:
-        names = (_MANIFEST.fullmatch(path.name) for path in self._folder.iterdir())
-        return [int(name[1]) for name in names if name]
+        names = (path.stem.removeprefix("manifest-") for path in self._folder.glob(_MANIFESTS))
+        return [int(number) for number in names if number.isdecimal()]
 
 
 def _remove(path: Path, *, overwrite: bool) -> None:
@@ -204,7 +203,8 @@ def erase_unit(flow: Flow, directory: RunDirectory, unit: Any, *, digest_key: by
         # What follows depends on this: a replay without it must not pass for the same input.
         content = b"forgot" + b"".join(unit_id.tobytes() for unit_id in ids)
         chain = chain_digest(digest_key, facts["chain"], content)
-        snapshots.save_whole(flow, facts | {"chain": chain, "before_erasures": before})
+        facts |= {"chain": chain, "before_erasures": before}
+        snapshots.save(flow, facts, whole=True)
         snapshots.finish(overwrite=True)
         about, run = directory.about, directory.run.hex()
         directory.ledger.note_erasure(about["dataset"], run, facts["step"], chain.hex())

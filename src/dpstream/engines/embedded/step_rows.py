@@ -11,6 +11,7 @@ the rows are divided into chunks this time.
 
 from __future__ import annotations
 
+from collections import Counter
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from threading import Event, Semaphore
@@ -20,6 +21,7 @@ import numpy as np
 from dpstream.engines.chunks import ChunkReader, OperatorCounts
 from dpstream.engines.clock import Clock
 from dpstream.engines.embedded.arrivals import Arrivals, ArrivedChunk, LiveView, Positions
+from dpstream.engines.query_run import Run
 from dpstream.errors import InvalidInput, NoiseReuse
 from dpstream.privacy.state import InputLog
 from dpstream.query.column_types import Types
@@ -34,32 +36,28 @@ from dpstream.records import (
     is_reached,
 )
 from dpstream.rows.row_batch import Rows, RowSlice
-from dpstream.rows.row_reader import RowReader
+from dpstream.rows.row_reader import ParsedColumns, RowReader
 
 _AHEAD = 2  # chunks that are read before they are needed; more take memory and save no time
 _UNPARSED = 3  # chunks that are read and not made into rows: read, waiting, in the making
 _LETTERS = 10_000  # rows that cannot be used, in one file
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunSources:
-    """What a run reads: a source, live unless it is bounded, and files before and beside it."""
+class RunInput:
+    """What a run reads: files by event time, a live source by the clock, or both."""
 
-    source: Source | None
-    history: Source | None = None
-
-    @property
-    def _all(self) -> list[Source]:
-        return [source for source in (self.source, self.history) if source is not None]
-
-    @property
-    def _bounded(self) -> list[Source]:
-        return [source for source in self._all[::-1] if source.bounded]
-
-    def check_columns(self, query: RowSpec) -> None:
-        """Refuse sources that declare other columns before anything is paid for."""
-        for source in self._all:
-            check_columns(source, query)
+    def __init__(self, run: Run) -> None:
+        """Sources that declare other columns are refused, before anything is paid for."""
+        if run.source is not None and run.live and not isinstance(run.source, LiveView):
+            # also read while the query is busy
+            run.source = Arrivals(run.source, run.clock, buffer=run.options.buffer).views[0]
+        self._run = run
+        self._sources = [each for each in (run.source, run.history) if each is not None]
+        self._bounded = [each for each in self._sources[::-1] if each.bounded]
+        self.files: FileInput | None = None
+        self.live: LiveInput | None = None
+        for source in self._sources:
+            check_columns(source, run.query)
 
     def partitions(self) -> list[str]:
         """Every partition of the bounded ones: a run reads a fixed set."""
@@ -67,7 +65,7 @@ class RunSources:
 
     def schemas(self) -> list[Types | None]:
         """What the first partition of each source declares, as far as there is one by now."""
-        return [source.columns(name) for source in self._all for name in source.partitions()[:1]]
+        return [s.columns(name) for s in self._sources for name in s.partitions()[:1]]
 
     def refuse_others(self, was: list[str]) -> None:
         """Refuse other files than those that the run began with."""
@@ -82,27 +80,48 @@ class RunSources:
                 "new state directory"
             )
 
-    def inputs(
-        self,
-        reader: RowReader,
-        operator: OperatorCounts,
-        clock: Clock,
-        stop: Event,
-        *,
-        memory: int,
-    ) -> tuple[FileInput | None, LiveInput | None]:
-        """Rows by event time, and rows by the clock; types that a source tells are fixed now."""
+    def open(self, reader: RowReader) -> None:
+        """Begin to read; types that a source tells are fixed now."""
+        run = self._run
         for schema in self.schemas():
             reader.learn(schema)
-        bounded = self._bounded
-        if len(bounded) > 1:
+        if len(self._bounded) > 1:
             raise InvalidInput("history goes with a live source; join two bounded ones in a list")
-        files = live = None
-        if bounded:
-            files = FileInput(ChunkReader(bounded[0], reader, operator), memory=memory)
-        if self.source is not None and not self.source.bounded:
-            live = LiveInput(ChunkReader(self.source, reader, operator), clock, stop)
-        return files, live
+        for source in self._bounded:
+            chunks = ChunkReader(source, reader, run.operator)
+            self.files = FileInput(chunks, memory=run.options.memory)
+        if isinstance(run.source, LiveView):
+            chunks = ChunkReader(run.source, reader, run.operator)
+            self.live = LiveInput(chunks, run.source, run.clock, run.stopped)
+
+    def read(self, step: int, log: InputLog | None) -> list[RowSlice] | None:
+        """A step's rows, those of a logged one to where the log says; None if stopped."""
+        slices: list[RowSlice] | None = []
+        if self.live is not None:
+            logged = None if log is None else log.positions.get(step)
+            slices = self.live.take(step) if logged is None else self.live.replay(step, logged)
+        elif self._run.stopped.is_set():
+            return None
+        return slices if slices is None or self.files is None else slices + self.files.take(step)
+
+    @property
+    def positions(self) -> Positions:
+        """How far the live source was read, by partition."""
+        return {} if self.live is None else dict(self.live.positions)
+
+    def go_on_from(self, positions: Positions) -> None:
+        """Read the live source from there on."""
+        if self.live is not None:
+            self.live.positions = dict(positions)
+
+    def moved(self) -> Positions | None:
+        """The positions that the last step has changed; None if nothing is live."""
+        return None if self.live is None else self.live.moved()
+
+    def close(self) -> None:
+        """Stop reading."""
+        if self.files is not None:
+            self.files.close()
 
 
 def check_columns(source: Source, query: RowSpec) -> None:
@@ -130,42 +149,14 @@ def check_columns(source: Source, query: RowSpec) -> None:
             )
 
 
-def read_step(
-    step: int,
-    files: FileInput | None,
-    live: LiveInput | None,
-    log: InputLog | None,
-    stop: Event,
-) -> list[RowSlice] | None:
-    """The rows of a step, those of a logged one to where the log says; None if stopped."""
-    slices: list[RowSlice] | None = []
-    if live is not None:
-        logged = None if log is None else log.positions.get(step)
-        slices = live.take(step) if logged is None else live.replay(step, logged)
-    elif stop.is_set():
-        return None
-    if slices is None or files is None:
-        return slices
-    return slices + files.take(step)
-
-
 class LiveInput:
     """Rows of a source that grows: those that arrived before a trigger belong to it."""
 
-    def __init__(self, chunks: ChunkReader, clock: Clock, stop: Event) -> None:
-        self._chunks, self._clock, self._stop = chunks, clock, stop
+    def __init__(self, chunks: ChunkReader, view: LiveView, clock: Clock, stop: Event) -> None:
+        self._chunks, self._view, self._clock, self._stop = chunks, view, clock, stop
         self.positions: Positions = {}
-        self._before: Positions = {}
-        self._replayed = False
-        self._rejects = StepRejects(chunks.operator)
-        query, source = chunks.reader.query, chunks.source
-        self._own: Arrivals | None = None
-        if isinstance(source, LiveView):
-            self._view = source
-        else:
-            self._own = Arrivals(source, clock)
-            self._view = self._own.views[0]
-        self._view.expect(query.schedule, query.source_columns, stop)
+        self._begin(0, replayed=False)
+        view.expect(chunks.reader.query.schedule, chunks.reader.query.source_columns, stop)
 
     def moved(self) -> Positions:
         """The positions that this step has changed: what a replay of it must reach."""
@@ -174,34 +165,20 @@ class LiveInput:
 
     def take(self, step: int) -> list[RowSlice] | None:
         """Rows that come until the trigger's time; None if stopped, or if no more can come."""
-        view, time = self._view, self._time_of(step)
-        tail = view.tail or view.join(self.positions)
-        if tail.is_over(view.next):
+        if not self._view.follow(self.positions):
             return None
         slices: list[RowSlice] = []
         self._begin(step, replayed=False)
-        while view.missed and view.missed[0].time < time and not self._stop.is_set():
-            slices += self._rows_of(view.missed.pop(0), step)
-        number = view.next
-        while not self._stop.is_set():
-            number, chunk = tail.pending(number, time)
-            if chunk is not None:
-                slices += self._rows_of(chunk, step)
-                number += 1
-                view.advance(number)
-            elif not tail.wait(number, time, self._stop):
-                break
-        return self._end(None if self._stop.is_set() else slices)
+        for chunk in self._view.chunks_before(self._time_of(step)):
+            slices += self._rows_of(chunk, step)
+        return self._end(slices)
 
     def replay(self, step: int, logged: Positions) -> list[RowSlice] | None:
         """The very rows that a step has read before; None if stopped."""
         slices: list[RowSlice] = []
         self._begin(step, replayed=True)
         for partition, target in logged.items():
-            rows = self._read_up_to(partition, target, step)
-            if rows is None:
-                return self._end(None)
-            slices += rows
+            slices += self._read_up_to(partition, target, step)
         return self._end(slices)
 
     def note_release(self, step: int) -> None:
@@ -210,11 +187,6 @@ class LiveInput:
             behind = max(0, self._clock.now() - self._time_of(step)) / 1e6
             self._chunks.operator.note_lag(behind)
 
-    def close(self) -> None:
-        """Follow the source no longer."""
-        if self._own is not None:
-            self._own.stop_reading()
-
     def _time_of(self, step: int) -> int:
         time = self._chunks.reader.query.schedule.time_of(step)
         assert time is not None
@@ -222,14 +194,14 @@ class LiveInput:
 
     def _begin(self, step: int, *, replayed: bool) -> None:
         self._before, self._replayed = dict(self.positions), replayed
-        self._rejects.begin(step)
+        self._rejects = StepRejects(self._chunks.operator, step)
 
-    def _end(self, slices: list[RowSlice] | None) -> list[RowSlice] | None:
-        """The step has its rows; or it was broken off, and what it has read is read again."""
-        if slices is None:
+    def _end(self, slices: list[RowSlice]) -> list[RowSlice] | None:
+        """The step has its rows; None: it was stopped, and what it has read is read again."""
+        if self._stop.is_set():
             self.positions = self._before
-        else:
-            self._rejects.finish()
+            return None
+        self._rejects.finish()
         return slices
 
     def _rows_of(self, chunk: ArrivedChunk, step: int) -> list[RowSlice]:
@@ -238,29 +210,29 @@ class LiveInput:
         position = self.positions.get(partition)
         if batch is None or position != chunk.start:  # it lags, or was broken off elsewhere
             behind = not is_reached(position, chunk.end)
-            return (self._read_up_to(partition, chunk.end, step) or []) if behind else []
+            return self._read_up_to(partition, chunk.end, step) if behind else []
         self._chunks.learn(partition)
         columns = self._chunks.reader.query.source_columns
         batch = replace(batch, table=batch.table.select(columns))  # of all that queries want
-        rows, rejected = self._chunks.rows(
-            partition, position, batch, arrived=step, parsed=chunk.parsed
-        )
-        self._rejects.add(partition, rejected)
-        self.positions[partition] = chunk.end
-        return _slices(rows)
+        return self._slices(partition, batch, step, chunk.parsed)
 
-    def _read_up_to(self, partition: str, target: Position, step: int) -> list[RowSlice] | None:
-        """A partition's rows until a position, from the source; None if stopped."""
+    def _slices(
+        self, partition: str, batch: Batch, step: int, parsed: ParsedColumns | None = None
+    ) -> list[RowSlice]:
+        """The rows of the next batch of a partition."""
+        before = self.positions.get(partition)
+        rows, rejected = self._chunks.rows(partition, before, batch, arrived=step, parsed=parsed)
+        self._rejects.add(partition, rejected)
+        if batch.position is not None:
+            self.positions[partition] = batch.position
+        return [(rows, first, end) for *_, first, end in rows.runs]
+
+    def _read_up_to(self, partition: str, target: Position, step: int) -> list[RowSlice]:
+        """A partition's rows until a position, from the source, or until the run is stopped."""
         slices: list[RowSlice] = []
-        while (before := self.positions.get(partition)) != target:
-            if self._stop.is_set():
-                return None
+        while (before := self.positions.get(partition)) != target and not self._stop.is_set():
             batch = self._chunks.batch(partition, before, until=target)
-            rows, rejected = self._chunks.rows(partition, before, batch, arrived=step)
-            self._rejects.add(partition, rejected)
-            if batch.position is not None:
-                self.positions[partition] = batch.position
-            slices += _slices(rows)
+            slices += self._slices(partition, batch, step)
             if self.positions.get(partition) == before:  # its server is away: is this stopped?
                 self._clock.wait(self._clock.now(), self._stop)
             if batch.done and self.positions.get(partition) != target:
@@ -272,46 +244,35 @@ class LiveInput:
 
 
 class StepRejects:
-    """Rows of a live source that cannot be used, kept by step and partition.
+    """Rows of one step of a live source that cannot be used, kept by partition.
 
     Where a read ends depends on what has come by then; which rows a step has, does not. So a step
     that is taken again writes the same files again, and a row is in one file.
     """
 
-    def __init__(self, operator: OperatorCounts) -> None:
-        self._operator = operator
-        self._step = 0
-        self._held: dict[str, list[Rejected]] = {}
-        self._files: dict[str, int] = {}
-
-    def begin(self, step: int) -> None:
-        """Rows of this step follow; what an unfinished one had will come again."""
-        self._step = step
-        self._held.clear()
-        self._files.clear()
+    def __init__(self, operator: OperatorCounts, step: int) -> None:
+        self._operator, self._step = operator, step
+        self._unwritten: dict[str, list[Rejected]] = {}
+        self._files = Counter[str]()
 
     def add(self, partition: str, rows: list[Rejected]) -> None:
         """Keep rows; a flood goes to disk before the step is over, in files of one size."""
-        held = self._held.setdefault(partition, [])
-        held += rows
-        while len(held) > _LETTERS:
-            self._write(partition, held[:_LETTERS])
-            del held[:_LETTERS]
+        unwritten = self._unwritten.setdefault(partition, [])
+        unwritten += rows
+        while len(unwritten) > _LETTERS:
+            self._write(partition, unwritten[:_LETTERS])
+            del unwritten[:_LETTERS]
 
     def finish(self) -> None:
         """The step has all its rows."""
-        for partition, rows in self._held.items():
+        for partition, rows in self._unwritten.items():
             if rows:
                 self._write(partition, rows)
-        self._held.clear()
 
     def _write(self, partition: str, rows: list[Rejected]) -> None:
-        number = self._files[partition] = self._files.get(partition, 0) + 1
-        self._operator.reject(f"{partition} step {self._step} file {number}", rows)
-
-
-def _slices(rows: Rows) -> list[RowSlice]:
-    return [(rows, first, end) for *_, first, end in rows.runs]
+        self._files[partition] += 1
+        chunk = f"{partition} step {self._step} file {self._files[partition]}"
+        self._operator.reject(chunk, rows)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -424,18 +385,15 @@ class FileInput:
     def _chunks_by_statistics(self, partition: str) -> list[FileChunk] | None:
         """The chunks of a file whose statistics tell the times of each; None if they do not."""
         query, source = self._chunks.reader.query, self._chunks.source
-        declared = source.columns(partition)
+        declared, column = source.columns(partition), query.time_column
         plain = query.prepare is None and query.arrival_column is None and query.time_unit is None
-        if query.time_column is None or query.time_column in query.declared:
+        if column is None or column in query.declared or declared is None or not plain:
             return None
-        if not isinstance(source, ChunkRanges) or declared is None or not plain:
-            return None
-        if (
-            query.time_zone != "UTC"
-            and getattr(declared.get(query.time_column), "tz", None) is None
-        ):
+        if query.time_zone != "UTC" and getattr(declared.get(column), "tz", None) is None:
             return None  # times without an offset, in a zone with daylight saving
-        ranges = source.chunk_ranges(partition, query.time_column)
+        ranges = None
+        if isinstance(source, ChunkRanges):
+            ranges = source.chunk_ranges(partition, column)
         if ranges is None:
             return None
         chunks = []

@@ -17,7 +17,6 @@ cannot spoil: the driver adds the file of the try whose output was accepted.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, field
 from functools import lru_cache
@@ -30,17 +29,10 @@ import pyarrow as pa
 from pyarrow import fs
 
 from dpstream.engines.spark.packets import Shape, numbers
-from dpstream.engines.state_delta import (
-    Owner,
-    Watermarks,
-    extract,
-    is_wasteful,
-    owners,
-    restore,
-)
+from dpstream.engines.state_delta import Owner, Watermarks, extract, is_wasteful, owners, restore
 from dpstream.errors import NoiseReuse, StateError
 from dpstream.group_by.flow import Flow
-from dpstream.privacy.state import pack, read_packed, unpack, write_packed
+from dpstream.privacy.state import mint_run_id, pack, read_packed, unpack, write_packed
 from dpstream.privacy.state.durable_files import erase, replace, writing
 from dpstream.privacy.state.serial import checksum_of
 from dpstream.rows.row_batch import Rows, in_order
@@ -205,14 +197,14 @@ def add_digests(parts: Iterable[StepDigests]) -> StepDigests:
     return total
 
 
-def digests_to_text(digests: StepDigests) -> str:
-    """On their way to the driver."""
-    return json.dumps([[step, *digests[step]] for step in sorted(digests)])
+def listed_digests(digests: StepDigests) -> list[list[Any]]:
+    """Digests as they are written down: numbers of 128 bits as text."""
+    return [[step, str(digest), count] for step, (digest, count) in digests.items()]
 
 
-def digests_from_text(text: str) -> StepDigests:
+def digests_of(listed: Iterable[Any]) -> StepDigests:
     """As they were."""
-    return {step: (digest, count) for step, digest, count in json.loads(text)}
+    return {step: (int(digest), count) for step, digest, count in listed}
 
 
 def keep(
@@ -251,6 +243,7 @@ def _digest(body: pa.Buffer) -> str:
 
 
 _KIND = "spark progress"
+_NOT_KEPT = ("path", "_start")
 
 
 @dataclass(kw_only=True)
@@ -265,6 +258,7 @@ class DriverProgress:
     windows that are over is erased with their keys, at once.
     """
 
+    path: Path
     run: str
     """The tag of the run that it belongs to."""
     step: int = 0
@@ -284,12 +278,13 @@ class DriverProgress:
     batch_digests: StepDigests = field(default_factory=dict)
     batch_arrived: int | None = None
     """The step at which that batch was read; None: its rows' event times tell."""
+    _start: str = field(default_factory=lambda: mint_run_id().hex()[:8], init=False)
 
     @classmethod
     def load(cls, path: Path, run: str) -> DriverProgress:
         """The newest one; another run's is refused."""
         if not path.exists():
-            return cls(run=run)
+            return cls(path=path, run=run)
         try:
             kept = read_packed(path, kind=_KIND)
         except StateError as problem:
@@ -304,19 +299,21 @@ class DriverProgress:
             )
         kept["waiting"] = [Waiting(*file) for file in kept["waiting"]]
         for name in ("digests", "batch_digests"):
-            kept[name] = {step: (int(digest), count) for step, digest, count in kept[name]}
-        return cls(**kept)
+            kept[name] = digests_of(kept[name])
+        return cls(path=path, **kept)
 
-    def save(self, path: Path) -> None:
+    def save(self) -> None:
         """Make it the newest one, durably."""
-        kept: dict[str, Any] = dict(self.__dict__)
+        kept = {name: value for name, value in vars(self).items() if name not in _NOT_KEPT}
         kept["waiting"] = [list(astuple(file)) for file in self.waiting]
         for name in ("digests", "batch_digests"):
-            # numbers of 128 bits, as text
-            kept[name] = [
-                [step, str(digest), count] for step, (digest, count) in kept[name].items()
-            ]
-        write_packed(path, kept, kind=_KIND)
+            kept[name] = listed_digests(kept[name])
+        write_packed(self.path, kept, kind=_KIND)
+
+    def name_job(self, name: str) -> str:
+        """A name that no other job of the run has, also after a kill."""
+        self.jobs += 1
+        return f"{self.jobs}-{name}-{self._start}"
 
     def advance(
         self, end: int, chain: bytes, saved: Iterable[dict[str, Any]], *, finished: bool

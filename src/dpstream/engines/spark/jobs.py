@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -14,16 +13,10 @@ import numpy as np
 import pyarrow as pa
 
 from dpstream.engines.spark import tasks
-from dpstream.engines.spark.bucket_files import (
-    DriverProgress,
-    SharedFiles,
-    StepDigests,
-    Waiting,
-    add_digests,
-    digests_from_text,
-)
+from dpstream.engines.spark.bucket_files import DriverProgress, SharedFiles
 from dpstream.engines.spark.packets import IN_SPARK, Shape, ids, numbers, unpack_packets
-from dpstream.engines.spark.tasks import Keys, PublishTask, ReadTask, ShippedPlan, Task
+from dpstream.engines.spark.spark_engine import FrameSource, arrow_schema
+from dpstream.engines.spark.tasks import Keys, PublishTask, ReadTask, ShippedPlan, Task, Work
 from dpstream.errors import StateError
 from dpstream.group_by.flow import Publication
 from dpstream.group_by.release_table import ReleaseTables
@@ -39,18 +32,8 @@ _LOG = logging.getLogger("dpstream.spark")
 _TRIES = 5  # of a job that loses executors at bad moments
 _TASKS = 4  # that read files, for each core: a task costs as much as ten thousand rows
 
-Noisy = tuple[int, int, Integers, pa.Table]
-"""(step, window, sums, keys) of what is published of a window, in order."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class IntakeResult:
-    """What taking rows in has found."""
-
-    waiting: list[Waiting]
-    digests: StepDigests
-    chunks: list[dict[str, Any]]
-    """Of each chunk: rows that were rejected, and counts of those that were not used."""
+Note = dict[str, Any]
+"""What a task tells the driver."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,65 +51,48 @@ class Jobs:
 
     def take(
         self,
-        frame: DataFrame | None,
-        source: Source | None,
+        source: FrameSource | Source,
         partitions: Sequence[str],
         *,
         job: str,
         where: str,
         arrived: int | None,
         write: bool = True,
-    ) -> IntakeResult:
+    ) -> list[Note]:
         """Read rows and write them where their steps will find them; or only tell digests."""
-        opener, sealed = Keys(rows=self.row_keys).seal()
-        task = ReadTask(
-            **self._common(job, opener, self.plan),
-            where=where,
-            arrived=arrived,
-            schema=None if frame is None else arrow_schema(frame),
-            source=source,
-            partitions=tuple(partitions),
-        )
-        if source is not None:
-            source.close()  # open files do not travel
-        with self._shipped(task, sealed) as does:
-            if frame is None:
-                most = _TASKS * self.session.sparkContext.defaultParallelism
-                rows = self.session.range(0, len(partitions), 1, max(min(len(partitions), most), 1))
-                read = rows.mapInArrow(does(tasks.read_source), IN_SPARK)
-            else:
-                read = frame.mapInArrow(does(tasks.read_frame), IN_SPARK)
-            work = tasks.keep_rows if write else tasks.digest_rows
-            placed = read.repartitionById(self.buckets, "bucket")
-            notes, _ = _collect(placed.mapInArrow(does(work), IN_SPARK))
-        digests = (digests_from_text(note["digests"]) for note in notes if "digests" in note)
-        return IntakeResult(
-            waiting=[Waiting(*note["file"]) for note in notes if "file" in note],
-            digests=add_digests(digests),
-            chunks=[note for note in notes if "chunk" in note],
-        )
+        common = self._common(job, self.plan) | {"where": where, "arrived": arrived}
+        source.close()  # open files do not travel
+        if isinstance(source, FrameSource):
+            frame = source.frame.select(*self.plan.query.source_columns)
+            task = ReadTask(**common, schema=arrow_schema(frame))
+            read = tasks.read_frame
+        else:
+            most = _TASKS * self.session.sparkContext.defaultParallelism
+            size = len(partitions)
+            frame = self.session.range(0, size, 1, max(min(size, most), 1))
+            task = ReadTask(**common, source=source, partitions=tuple(partitions))
+            read = tasks.read_source
+        work = tasks.keep_rows if write else tasks.digest_rows
+        return self._run(frame, task, Keys(rows=self.row_keys), read, work)[0]
 
     def publish(
         self, progress: DriverProgress, end: int, lent: WindowKeyGrant, *, job: str
-    ) -> tuple[list[Publication], list[dict[str, Any]]]:
+    ) -> tuple[list[Publication], list[Note]]:
         """The tables of the steps up to `end`, and the files that hold the new state."""
         first, schedule = progress.step, self.plan.query.schedule
         due = [(step, release) for step in range(first, end) for release in schedule.due(step)]
         plan = ShippedPlan.of(self.plan, (release for _, release in due))
-        opener, sealed = Keys(rows=self.row_keys, lent=lent).seal()
         task = PublishTask(
-            **self._common(job, opener, plan),
+            **self._common(job, plan),
             first=first,
             end=end,
             waiting=[w for w in progress.waiting if w.first < end],
             units=progress.units,
             groups=progress.groups,
         )
-        with self._shipped(task, sealed) as does:
-            buckets = self.session.range(0, self.buckets, 1, self.buckets)
-            kept = buckets.mapInArrow(does(tasks.bound), IN_SPARK)
-            placed = kept.repartitionById(self.buckets, "bucket")
-            notes, table = _collect(placed.mapInArrow(does(tasks.publish), IN_SPARK))
+        buckets = self.session.range(0, self.buckets, 1, self.buckets)
+        keys = Keys(rows=self.row_keys, lent=lent)
+        notes, table = self._run(buckets, task, keys, tasks.bound, tasks.publish)
         saved = [note for note in notes if "stage" in note]
         places = {(note["stage"], note["bucket"]) for note in saved}
         if not len(saved) == len(places) == 2 * self.buckets:
@@ -138,49 +104,56 @@ class Jobs:
             (step, window): (float.fromhex(share), float.fromhex(spread))
             for step, window, share, spread in (n["share"] for n in notes if "share" in n)
         }
-        noisy = {(s, w): (sums, keys) for s, w, sums, keys in _noisy(task.shape, table)}
+        noisy = _noisy(task.shape, table)
         tables = ReleaseTables(plan=self.plan, types=self.types, run_tag=self.run_tag)
         nothing = (np.zeros((0, task.shape.measures), np.int64), None)
         publications = []
         for step, release in due:
-            sums, keys = noisy.get((step, release.window), nothing)
+            sums, groups = noisy.get((step, release.window), nothing)
             share = shares.get((step, release.window), (1.0, 0.0))
-            table = tables.table(step, release, sums, keys, share)
+            table = tables.table(step, release, sums, groups, share)
             publications.append(Publication(due=release, table=table))
         return publications, saved
 
-    def _common(self, job: str, opener: bytes, plan: NoisePlan) -> dict[str, Any]:
-        return {
-            "plan": plan,
-            "types": self.types,
-            "buckets": self.buckets,
-            "files": self.files,
-            "job": job,
-            "opener": opener,
-        }
+    def _common(self, job: str, plan: NoisePlan) -> dict[str, Any]:
+        common = {"types": self.types, "buckets": self.buckets, "files": self.files}
+        return common | {"plan": plan, "job": job}
 
-    @contextmanager
-    def _shipped(self, task: Task, sealed: bytes) -> Iterator[Callable[[Any], Any]]:
-        """Makes functions for Spark; what they share is gone from all machines afterwards."""
-        shared = self.session.sparkContext.broadcast(tasks.serializer().dumps(task))
+    def _run(
+        self, frame: DataFrame, task: Task, keys: Keys, first: Work, second: Work
+    ) -> tuple[list[Note], pa.Table | None]:
+        """Run a job of two stages; between them rows move to their buckets.
+
+        What its tasks share is gone from all machines afterwards.
+        """
+        opener, sealed = keys.seal()
+        content = tasks.serializer().dumps(replace(task, opener=opener))
+        shared = self.session.sparkContext.broadcast(content)
         try:
-            yield lambda work: partial(tasks.run_task, work, shared, sealed)
+            rows = frame.mapInArrow(partial(tasks.run_task, first, shared, sealed), IN_SPARK)
+            placed = rows.repartitionById(self.buckets, "bucket")
+            last = placed.mapInArrow(partial(tasks.run_task, second, shared, sealed), IN_SPARK)
+            return _collect(last)
         finally:
             shared.destroy()
 
 
-def _noisy(shape: Shape, table: pa.Table | None) -> Iterator[Noisy]:
-    """Everything shown: by step and window, oldest appearance first, then by id."""
+def _noisy(
+    shape: Shape, table: pa.Table | None
+) -> dict[tuple[int, int], tuple[Integers, pa.Table]]:
+    """Sums and keys of what is shown, by step and window: oldest appearance first, then by id."""
     if table is None:
-        return
+        return {}
     words, since = ids(table, "group"), numbers(table, "since")
     steps, windows = numbers(table, "step"), numbers(table, "window")
     order = np.lexsort((words[:, 1], words[:, 0], since, windows, steps))
     table, steps, windows = table.take(pa.array(order)), steps[order], windows[order]
     edges = np.flatnonzero((np.diff(steps) != 0) | (np.diff(windows) != 0)) + 1
     sums, keys = shape.sums(table), shape.keys_of(table)
-    for a, b in zip([0, *edges], [*edges, len(steps)], strict=True):
-        yield int(steps[a]), int(windows[a]), sums[a:b], keys.slice(a, b - a)
+    return {
+        (int(steps[a]), int(windows[a])): (sums[a:b], keys.slice(a, b - a))
+        for a, b in zip([0, *edges], [*edges, len(steps)], strict=True)
+    }
 
 
 ADAPTIVE = "spark.sql.adaptive.enabled"
@@ -198,14 +171,7 @@ def plain_session(session: SparkSession) -> SparkSession:
     return beside
 
 
-def arrow_schema(frame: DataFrame) -> pa.Schema:
-    """The types that a frame declares."""
-    from pyspark.sql.pandas.types import to_arrow_schema
-
-    return to_arrow_schema(frame.schema, timezone="UTC")  # instants, whatever the session shows
-
-
-def _collect(frame: DataFrame) -> tuple[list[dict[str, Any]], pa.Table | None]:
+def _collect(frame: DataFrame) -> tuple[list[Note], pa.Table | None]:
     """Run it: all notes, and the rows of all packets; an error of ours comes out as itself."""
     for left in reversed(range(_TRIES)):
         try:

@@ -7,13 +7,14 @@ have types that Spark does not know. Notes are JSON for who comes next.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from dpstream.engines.state_delta import arrow_stream
 from dpstream.query.query import Query
 from dpstream.records import Integers, Words
 from dpstream.rows.row_batch import Rows
@@ -24,23 +25,12 @@ _ID = pa.binary(16)
 _ROWS = 1 << 18  # in a packet: far from the two gigabytes that one may have
 
 
-@dataclass(frozen=True, kw_only=True)
 class Shape:
-    """The columns of one query's rows in a packet."""
+    """The columns of one query's rows in a packet: values that are summed, measures, keys."""
 
-    values: int
-    """Columns that are summed."""
-    measures: int
-    keys: tuple[str, ...]
-
-    @classmethod
-    def of(cls, query: Query) -> Shape:
-        """That of a query."""
-        return cls(
-            values=sum(measure.kind == "value" for measure in query.measures),
-            measures=len(query.measures),
-            keys=tuple(query.keys),
-        )
+    def __init__(self, query: Query) -> None:
+        self.values = sum(measure.kind == "value" for measure in query.measures)
+        self.measures, self.keys = len(query.measures), tuple(query.keys)
 
     def packed(self, rows: Rows, **more: Any) -> pa.Table:
         """Rows as a table; `more` are columns beside, or in place of, their own."""
@@ -54,7 +44,7 @@ class Shape:
         }
         columns |= {f"v{number}": rows.values[:, number] for number in range(self.values)}
         columns |= {f"k{number}": rows.keys[name] for number, name in enumerate(self.keys)}
-        return as_table({name: one for name, one in (columns | more).items() if one is not None})
+        return _table({name: c for name, c in (columns | more).items() if c is not None})
 
     def rows(self, table: pa.Table) -> Rows:
         """Rows as they were; columns that were left out are zero."""
@@ -77,7 +67,7 @@ class Shape:
         columns: dict[str, Any] = more | {"group": packed_ids(groups)}
         columns |= {f"m{number}": sums[:, number] for number in range(self.measures)}
         columns |= {f"k{number}": keys[name] for number, name in enumerate(self.keys)}
-        return as_table(columns)
+        return _table(columns)
 
     def sums(self, table: pa.Table) -> Integers:
         """The sums of groups, groups x measures."""
@@ -90,23 +80,16 @@ class Shape:
         return pa.table({name: one_array(table[f"k{n}"]) for n, name in enumerate(self.keys)})
 
 
-def as_table(columns: dict[str, Any]) -> pa.Table:
+def _table(columns: dict[str, Any]) -> pa.Table:
     """Arrays of NumPy and Arrow as one table."""
-    return pa.table(
-        {
-            name: pa.array(np.ascontiguousarray(one))
-            if isinstance(one, np.ndarray)
-            else one_array(one)
-            for name, one in columns.items()
-        }
-    )
+    return pa.table({name: one_array(column) for name, column in columns.items()})
 
 
 def packets(parts: Iterable[tuple[int, pa.Table]]) -> Iterator[pa.RecordBatch]:
     """Tables on their way to buckets."""
     for bucket, table in parts:
         for first in range(0, len(table), _ROWS):
-            body = to_bytes(table.slice(first, _ROWS))
+            body = arrow_stream(table.slice(first, _ROWS))
             ends = pa.py_buffer(np.array([0, len(body)], np.int32))
             packed = pa.Array.from_buffers(pa.binary(), 1, [None, ends, body])
             arrays = [pa.array([bucket], pa.int32()), pa.nulls(1, pa.string()), packed]
@@ -124,26 +107,17 @@ def unpack_packets(
     batches: Iterable[pa.RecordBatch],
 ) -> tuple[dict[int, list[str]], dict[int, pa.Table]]:
     """By bucket: its notes, and the rows of all its packets together."""
-    texts: dict[int, list[str]] = {}
-    held: dict[int, list[pa.Table]] = {}
+    texts: dict[int, list[str]] = defaultdict(list)
+    tables: dict[int, list[pa.Table]] = defaultdict(list)
     for batch in batches:
-        columns = (batch.column(name).to_pylist() for name in ("bucket", "note"))
-        for place, (bucket, note) in enumerate(zip(*columns, strict=True)):
+        columns = batch["bucket"].to_pylist(), batch["note"].to_pylist(), batch["rows"]
+        for bucket, note, rows in zip(*columns, strict=True):
             if note is None:
-                body = batch.column("rows")[place].as_buffer()
-                held.setdefault(bucket, []).append(pa.ipc.open_stream(body).read_all())
+                tables[bucket].append(pa.ipc.open_stream(rows.as_buffer()).read_all())
             else:
-                texts.setdefault(bucket, []).append(note)
-    joined = {bucket: pa.concat_tables(parts).combine_chunks() for bucket, parts in held.items()}
-    return texts, joined
-
-
-def to_bytes(table: pa.Table) -> pa.Buffer:
-    """An Arrow stream."""
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
-    return sink.getvalue()
+                texts[bucket].append(note)
+    joined = {bucket: pa.concat_tables(parts).combine_chunks() for bucket, parts in tables.items()}
+    return dict(texts), joined
 
 
 def by_number(table: pa.Table, column: str) -> Iterator[tuple[int, pa.Table]]:
@@ -183,8 +157,10 @@ def packed_ids(words: Words) -> pa.Array:
     return pa.Array.from_buffers(_ID, len(words), [None, raw])
 
 
-def one_array(column: pa.ChunkedArray | pa.Array) -> pa.Array:
-    """One array, without copies where it is one already."""
+def one_array(column: Any) -> pa.Array:
+    """A column of NumPy or Arrow as one array, without copies where it is one already."""
+    if isinstance(column, np.ndarray):
+        return pa.array(np.ascontiguousarray(column))
     if not isinstance(column, pa.ChunkedArray):
         return column
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()

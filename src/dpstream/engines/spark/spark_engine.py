@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sys
@@ -15,6 +14,7 @@ from urllib.parse import quote
 
 import pyarrow as pa
 
+from dpstream.engines.collected import release_facts
 from dpstream.errors import InvalidParameter, MissingDependency
 from dpstream.records import Sink
 
@@ -56,21 +56,14 @@ class SparkEngine:
         """A run; `dps.run` calls this."""
         from dpstream.engines.spark.driver import SparkRun
 
-        return SparkRun(
-            session=self.session,
-            buckets=self.buckets,
-            state_location=self.state_location,
-            steps_at_once=self.steps_at_once,
-            batch_every=self.batch_every,
-            **facts,
-        )
+        return SparkRun(spark=self, **facts)
 
     def source(self, spec: Any) -> Any:
         """DataFrames are Spark's own; a pipe has only one end, and it is not on an executor."""
         from pyspark.sql import DataFrame
 
         if isinstance(spec, DataFrame):
-            return spec
+            return FrameSource(spec)
         if isinstance(spec, str) and spec == "-":
             raise InvalidParameter(
                 "standard input cannot be read by executors; write it to files, or use the "
@@ -83,6 +76,36 @@ class SparkEngine:
         if not callable(spec) or isinstance(spec, Sink):
             return None
         return FrameSink(session=self.session, function=spec)
+
+
+@dataclass(frozen=True)
+class FrameSource:
+    """A DataFrame as a run's source, with one partition; its rows are read by Spark."""
+
+    frame: DataFrame
+
+    @property
+    def bounded(self) -> bool:
+        """Has it an end?"""
+        return not self.frame.isStreaming
+
+    def partitions(self) -> list[str]:
+        """The name is for errors."""
+        return ["the DataFrame"]
+
+    def columns(self, partition: str) -> dict[str, pa.DataType]:
+        """The types of the frame's columns."""
+        return {column.name: column.type for column in arrow_schema(self.frame)}
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+
+def arrow_schema(frame: DataFrame) -> pa.Schema:
+    """The types that a frame declares."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    return to_arrow_schema(frame.schema, timezone="UTC")  # instants, whatever the session shows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,8 +160,8 @@ class FrameSink:
 
     def write(self, name: str, window: int, trigger: int, table: pa.Table) -> None:
         """Idempotent if the function is."""
-        about = json.loads((table.schema.metadata or {}).get(b"dpstream", b"{}"))
-        release = ReleaseName(name=name, window=window, trigger=trigger, run=about.get("run", ""))
+        run = release_facts(table).get("run", "")
+        release = ReleaseName(name=name, window=window, trigger=trigger, run=run)
         plain = table.replace_schema_metadata(None)
         self.function(self.session.createDataFrame(plain), release)
 

@@ -45,7 +45,7 @@ from dpstream.privacy.query_spend import WindowKeyGrant
 from dpstream.privacy.state.secret import seal, unseal
 from dpstream.query.noise_plan import NoisePlan, WindowPlan
 from dpstream.query.schedule import DueRelease
-from dpstream.records import Rejected, Source, Words
+from dpstream.records import Source, Words
 from dpstream.rows.row_batch import RejectedRows, RowKeys, Rows, in_order, rows_by_window
 from dpstream.rows.row_reader import RowReader
 
@@ -53,6 +53,8 @@ _LOG: Final = logging.getLogger("dpstream.spark")
 _ROWS = 1 << 16  # rows that are read at a time
 
 Batches = Iterator[pa.RecordBatch]
+Work = Callable[[Any, Batches], Batches]
+"""One stage of a job: a task, and what comes to it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +89,7 @@ class Task:
     files: SharedFiles
     job: str
     """Names the files that this job writes; no other job has it."""
-    opener: bytes = field(repr=False)
+    opener: bytes = field(default=b"", repr=False)
     """Opens the keys."""
     keys: Keys | None = field(default=None, repr=False)
     """Added where the task is done."""
@@ -95,7 +97,7 @@ class Task:
     @property
     def shape(self) -> Shape:
         """The columns that pass between tasks."""
-        return Shape.of(self.plan.query)
+        return Shape(self.plan.query)
 
     def reader(self) -> RowReader:
         """Reads rows with the run's keys."""
@@ -167,9 +169,7 @@ class ShippedPlan(NoisePlan):
         return self.of_totals[releases]
 
 
-def run_task(
-    work: Callable[[Any, Batches], Batches], shared: Any, sealed: bytes, batches: Batches
-) -> Batches:
+def run_task(work: Work, shared: Any, sealed: bytes, batches: Batches) -> Batches:
     """Do a task: all that is public comes as a broadcast, the sealed keys with the function."""
     try:
         task = serializer().loads(shared.value)
@@ -223,7 +223,7 @@ def read_frame(task: ReadTask, batches: Batches) -> Batches:
     assert task.schema is not None
     for number, table in enumerate(_gather(batches, task.schema)):
         rows, unused = reader.read(table, f"{where}, piece {number}", arrived=task.arrived)
-        yield from _send_rows(task, rows, f"{where} {number}", unused, [], len(table))
+        yield from _send_rows(task, rows, f"{where} {number}", unused, len(table))
 
 
 def _gather(batches: Batches, schema: pa.Schema) -> Iterator[pa.Table]:
@@ -251,31 +251,16 @@ def read_source(task: ReadTask, batches: Batches) -> Batches:
             chunk = source.read(partition, position, columns=columns)
             where = partition if position is None else f"{partition} from {position}"
             rows, unused = reader.read(chunk.table, where, arrived=task.arrived)
+            unused.rejected = [*chunk.rejected, *unused.rejected]
             size, name = len(chunk.table) + len(chunk.rejected), f"{partition} {position}"
-            yield from _send_rows(task, rows, name, unused, chunk.rejected, size)
+            yield from _send_rows(task, rows, name, unused, size)
             position, done = chunk.position, chunk.done
     source.close()
 
 
-def _send_rows(
-    task: ReadTask,
-    rows: Rows,
-    chunk: str,
-    unused: RejectedRows,
-    rejected: list[Rejected],
-    size: int,
-) -> Batches:
+def _send_rows(task: ReadTask, rows: Rows, chunk: str, unused: RejectedRows, size: int) -> Batches:
     yield from packets(task.divide(task.shape.packed(rows), rows.units))
-    note = {
-        "chunk": chunk,
-        "rejected": [asdict(row) for row in [*rejected, *unused.rejected]],
-        "counts": {
-            "read": size,
-            "outside": unused.outside,
-            "late": unused.late,
-            "other_keys": unused.other_keys,
-        },
-    }
+    note = {"chunk": chunk, "read": size, "unused": asdict(unused)}
     yield notes(crc32(chunk.encode()) % task.buckets, [json.dumps(note)])
 
 
@@ -286,8 +271,8 @@ def keep_rows(task: ReadTask, batches: Batches) -> Batches:
     for bucket, table in rows.items():
         name = f"rows/{task.job}-{bucket}-{_attempt()}.arrow"
         file, digests = bucket_files.keep(task.files, task.shape, bucket, name, table)
-        digests_text = bucket_files.digests_to_text(digests)
-        passed.append(json.dumps({"file": astuple(file), "digests": digests_text}))
+        listed = bucket_files.listed_digests(digests)
+        passed.append(json.dumps({"file": astuple(file), "digests": listed}))
     if passed:
         yield notes(0, passed)
 
@@ -296,7 +281,7 @@ def digest_rows(task: ReadTask, batches: Batches) -> Batches:
     """Only say what would be written: for rows that were written before."""
     for table in unpack_packets(batches)[1].values():
         digests = bucket_files.step_digests(in_order(task.shape.rows(table)))
-        yield notes(0, [json.dumps({"digests": bucket_files.digests_to_text(digests)})])
+        yield notes(0, [json.dumps({"digests": bucket_files.listed_digests(digests)})])
 
 
 def bound(task: PublishTask, batches: Batches) -> Batches:
@@ -306,11 +291,14 @@ def bound(task: PublishTask, batches: Batches) -> Batches:
 
 
 def _bound(task: PublishTask, bucket: int) -> Batches:
-    flow, shape = task.flow(bucket), task.shape
+    flow = task.flow(bucket)
     chain = task.units.get(bucket, ())
     watermarks = bucket_files.load_segments(task.files, flow, "units", chain)
-    mine = [w for w in task.waiting if w.bucket == bucket]
-    parts = [bucket_files.load_waiting(task.files, shape, w, task.first, task.end) for w in mine]
+    parts = [
+        bucket_files.load_waiting(task.files, task.shape, file, task.first, task.end)
+        for file in task.waiting
+        if file.bucket == bucket
+    ]
     totals: list[dict[str, Any]] = []
     kept_rows: list[pa.Table] = []
     for step in range(task.first, task.end):
