@@ -82,7 +82,7 @@ class TableSource:
         rejected = []
         for row in wrong:
             shown = {name: repr(cells[row]) for name, cells in bad.items() if row in cells}
-            reason, where = f"no value of its column: {', '.join(shown)}", f"table, row {row}"
+            reason, where = f"not of its column's type: {', '.join(shown)}", f"table, row {row}"
             rejected.append(Rejected(where=where, reason=reason, row=json.dumps(shown)[:4096]))
         if wrong:
             keep = np.isin(np.arange(start, after), wrong, invert=True)

@@ -51,28 +51,33 @@ def canonical(array: pa.Array) -> pa.Array:
     return array if kind.equals(target) else pc.cast(array, target)
 
 
-def in_type(array: pa.Array, kind: pa.DataType, name: str) -> tuple[pa.Array, parse.Mask]:
+def in_type(array: pa.Array, kind: pa.DataType) -> tuple[pa.Array, parse.Mask]:
     """A column in the type that it has in this run, and the rows whose value that cannot hold.
 
-    Those are NULL in the column. A type whose values never become this one is refused.
+    Those are NULL in the column; of a type whose values never become this one, all that have one.
     """
-    array = canonical(array)
     fine = np.zeros(len(array), bool)
-    if array.type.equals(kind):
-        return array, fine
     if array.null_count == len(array):  # an empty chunk, or one without a value
         return pa.nulls(len(array), kind), fine
-    values = _by_value(array, kind)
-    if values is None:  # by the types alone: no row can cause this
-        raise InvalidInput(
-            f"column {name!r} is {kind} in this run and {array.type} in what is read now, and the "
-            "one does not become the other by value; give all files one type, or declare it: "
-            f"column_types={{{name!r}: ...}}"
-        )
+    if never_becomes(array.type, kind):
+        return pa.nulls(len(array), kind), np.asarray(array.is_valid(), bool)
+    array = canonical(array)
+    values = array if array.type.equals(kind) else _by_value(array, kind)
+    if values is None or values is array:
+        return array, fine
     lost = np.asarray(pc.and_(values.is_null(), array.is_valid()), bool)
     if is_text(array.type):  # an empty cell has no value
         lost &= ~np.asarray(pc.fill_null(pc.equal(array, ""), False), bool)
     return values, lost
+
+
+def never_becomes(old: pa.DataType, kind: pa.DataType) -> bool:
+    """Is no value of a type one of another type? By the types alone: no row can cause this."""
+    try:
+        old = canonical_type(old)
+    except InvalidInput:  # lists and the like
+        return True
+    return not old.equals(kind) and _by_value(pa.array([], old), kind) is None
 
 
 def python_values(column: pa.Array | pa.ChunkedArray) -> list[Any]:
@@ -249,7 +254,7 @@ def listed_keys(listed: Sequence[Any], kind: pa.DataType, name: str) -> pa.Array
         keys = pa.array(listed, kind)
     except (pa.ArrowException, TypeError, ValueError, OverflowError):
         keys = _array(listed, name)
-    keys, lost = in_type(keys, kind, name)
+    keys, lost = in_type(keys, kind)
     if lost.any():
         wrong = listed[int(lost.argmax())]
         raise InvalidInput(

@@ -215,7 +215,7 @@ class RowReader:
         """Every column that matters, parsed; rows that cannot be used are marked."""
         query = self.query
         for name in query.columns:
-            if name == query.privacy_unit_column:
+            if name == query.privacy_unit_column and is_text(self.types[name]):
                 continue  # only hashed, never shown
             column, bad = once("text", name, make=partial(readable_text, table, name))
             table = table.set_column(table.column_names.index(name), name, column)
@@ -329,7 +329,7 @@ class RowReader:
 
     def _typed(self, table: pa.Table, name: str, reasons: Codes) -> pa.Array:
         """A column in the type it has in this run: 5 and "5" must not become two users."""
-        column, lost = in_type(parse.whole_column(table[name]), self.types[name], name)
+        column, lost = in_type(parse.whole_column(table[name]), self.types[name])
         flag(reasons, Reason.TYPE, lost)
         return column
 
@@ -341,7 +341,7 @@ class RowReader:
             if name in table.column_names:
                 column, bad = readable_text(typed, name)
                 flag(reasons, Reason.NOT_UTF8, bad)
-                column, lost = in_type(column, kind, name)
+                column, lost = in_type(column, kind)
                 flag(reasons, Reason.TYPE, lost)
                 typed = typed.set_column(typed.column_names.index(name), name, column)
         if not reasons.any():
