@@ -20,8 +20,8 @@ from dpstream.records import Batch, Columns, Position, Rejected
 from dpstream.rows.column_values import text_of
 
 ROWS = 1 << 18
-Cells = dict[int, Any]
-"""Values by row."""
+Cells = dict[int, str]
+"""Values by row, as Python shows them."""
 _WRITTEN = (str, Real, Decimal, np.bool_, date, time, UUID)
 
 
@@ -81,12 +81,11 @@ class TableSource:
         wrong = sorted({row for cells in bad.values() for row in cells if start <= row < after})
         rejected = []
         for row in wrong:
-            shown = {name: repr(cells[row]) for name, cells in bad.items() if row in cells}
+            shown = {name: cells[row] for name, cells in bad.items() if row in cells}
             reason, where = f"not of its column's type: {', '.join(shown)}", f"table, row {row}"
             rejected.append(Rejected(where=where, reason=reason, row=json.dumps(shown)[:4096]))
         if wrong:
-            keep = np.isin(np.arange(start, after), wrong, invert=True)
-            table = table.filter(pa.array(keep))
+            table = table.filter(pa.array(~np.isin(np.arange(start, after), wrong)))
         return Batch(table=table, position=after, done=after >= end, rejected=rejected)
 
     def close(self) -> None:
@@ -96,7 +95,9 @@ class TableSource:
 def _pandas_source(frame: Any) -> TableSource:
     """A data frame; a column of objects that are of several kinds becomes text, value by value."""
     if not frame.columns.is_unique:
-        raise InvalidInput(f"the columns of a table must differ; got {', '.join(frame.columns)}")
+        raise InvalidInput(
+            f"the columns of a table must differ; got {', '.join(map(str, frame.columns))}"
+        )
     frame, unusable, mixed = frame.copy(deep=False), {}, []
     for name in frame.columns[[kind == "object" for kind in frame.dtypes]]:
         try:
@@ -106,10 +107,10 @@ def _pandas_source(frame: Any) -> TableSource:
         except (pa.ArrowException, ValueError, TypeError, OverflowError):
             pass  # one value is enough: Arrow takes a type from the first ones
         texts, wrong = _texts(frame[name])
-        if not any(texts):
+        if wrong and not any(texts):
             raise InvalidInput(
-                f"the column {name!r} of the data frame holds {type(next(iter(wrong.values())))}, "
-                "which is no number, text, date or time; convert it"
+                f"the column {name!r} of the data frame holds {next(iter(wrong.values()))}, which "
+                "is no number, text, date or time; convert it"
             )
         if any(isinstance(value, bool | np.bool_) for value in frame[name]):
             mixed.append(str(name))  # a column of them alone has a type of its own
@@ -126,7 +127,7 @@ def _texts(values: Any) -> tuple[list[str | None], Cells]:
     for row, (value, missing) in enumerate(zip(values, values.isna(), strict=True)):
         text = None if missing or not isinstance(value, _WRITTEN) else text_of(value)
         if not missing and (text is None or text.encode(errors="ignore").decode() != text):
-            unusable[row] = value
+            unusable[row] = repr(value)[:4096]
             text = None
         texts.append(text)
     return texts, unusable
