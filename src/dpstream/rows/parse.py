@@ -111,7 +111,8 @@ def fits_micros(array: pa.Array) -> Mask:
     if factor == 1:
         return np.ones(len(array), bool)
     counts = array.view(pa.int32() if days else pa.int64()).fill_null(0)
-    return np.abs(counts.to_numpy(zero_copy_only=False).astype(np.float64)) * factor < _LARGEST
+    near: Mask = np.abs(counts.to_numpy(zero_copy_only=False) * float(factor)) < _LARGEST
+    return near
 
 
 def instants(array: pa.Array, zone: str) -> tuple[Integers, Mask]:
