@@ -175,6 +175,8 @@ def _spark_type(kind: pa.DataType) -> pa.DataType:
         return pa.decimal128(20, 0)
     if pa.types.is_time(kind) or pa.types.is_decimal256(kind):
         return pa.string()
+    if pa.types.is_timestamp(kind):
+        return pa.timestamp("us", kind.tz)
     return pa.duration("us") if pa.types.is_duration(kind) else kind
 
 
