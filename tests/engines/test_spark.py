@@ -235,8 +235,8 @@ def test_a_function_gets_every_key_that_is_not_set_aside(session):
     """In types that Spark has: no key stops a run after its charge."""
     sizes = []
     sink = FrameSink(session=session, function=lambda frame, _: sizes.append(frame.count()))
-    for window, table in enumerate((every_type_of_key(), pa.table(keys_at_the_edges()))):
-        sink.write("q", window, 1, table.replace_schema_metadata({"dpstream": '{"run": "r"}'}))
+    for window, keys in enumerate((every_type_of_key(), pa.table(keys_at_the_edges()))):
+        sink.write("q", window, 1, keys.replace_schema_metadata({"dpstream": '{"run": "r"}'}))
 
     assert sizes == [2, 5]
 
