@@ -137,7 +137,7 @@ def _inferred(schema: pa.Schema) -> dict[str, str]:
     """Columns whose type one value may have changed.
 
     pandas has floats where an integer is missing, and objects of any kind; Arrow looks at each of
-    those to tell a type. Text is safe: another value beside it is an error.
+    those to tell a type. Text is safe: another value beside it becomes text.
     """
     columns = (schema.pandas_metadata or {}).get("columns", ())
     objects = {column["field_name"] for column in columns if column["numpy_type"] == "object"}
