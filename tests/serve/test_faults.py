@@ -91,7 +91,7 @@ def test_busy_threads_of_the_public_side_hold_up_neither_events_nor_the_operator
         sent = []
         scope = {"type": "http", "method": "GET", "path": "/health", "query_string": b""}
         scope["headers"] = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
-        app = operator_side(pipeline).app(run=False)
+        app = operator_side(pipeline).app()
         await asyncio.wait_for(app(scope, _nothing, _into(sent)), 10)
         free.set()
         await busy
