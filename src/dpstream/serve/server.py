@@ -206,6 +206,8 @@ async def _serve(
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, leave)
+        for one in sockets:
+            one.listen(1024)
         ready()
         await asyncio.gather(
             *(each.serve(sockets=[one]) for each, one in zip(servers, sockets, strict=True))
