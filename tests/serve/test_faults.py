@@ -174,6 +174,8 @@ def test_readers_are_told_of_a_book_that_has_refused_and_of_no_other_reason(pipe
         True,
         True,
     )
+    assert all(each["refused"] for each in side._all({})["queries"])
+    side.hub.reader.look()
     assert not any(each["refused"] for each in side._all({})["queries"])  # they had finished
 
 

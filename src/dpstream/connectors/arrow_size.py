@@ -58,7 +58,7 @@ def _lengths(array: pa.Array) -> Integers:
         views = np.frombuffer(array.buffers()[1] or b"", np.int32).reshape(-1, 4)
         return views[array.offset : array.offset + len(array), 0].astype(np.int64)
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        return pc.fill_null(pc.binary_length(array), 0).to_numpy(False).astype(np.int64)
+        return np.asarray(pc.fill_null(pc.binary_length(array), 0), np.int64)
     return np.zeros(len(array), np.int64)
 
 

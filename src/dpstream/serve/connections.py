@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 HEAD_SECONDS = 10.0
 """For the head of a request, from when the connection is made or its last answer is out."""
@@ -102,10 +102,10 @@ class LimitedConnection(H11Protocol):
         self._came += len(data)
         before = self.cycle
         super().data_received(data)
-        if self.cycle is not before and not self.cycle.response_complete:
-            self._limits.answer(self)
-            self._set_clock(STALLED_SECONDS if self.cycle.more_body else None)
-        elif self.cycle is not None and not self.cycle.more_body and self._is_answered():
+        answer = self._answer()
+        if answer is not None and answer is not before:
+            self._begin(answer)
+        elif answer is not None and not answer.more_body:
             self._set_clock(None)
 
     def eof_received(self) -> None:
@@ -122,8 +122,7 @@ class LimitedConnection(H11Protocol):
         self._set_clock(STALLED_SECONDS if unsent else HEAD_SECONDS)
         super().on_response_complete()
         if self.cycle is not answered:  # the next request was there already
-            self._limits.answer(self)
-            self._set_clock(STALLED_SECONDS if self.cycle.more_body else None)
+            self._begin(self.cycle)
 
     def pause_writing(self) -> None:
         """The client does not read as fast as it is answered; it may, within limits."""
@@ -143,9 +142,14 @@ class LimitedConnection(H11Protocol):
             self._limits.leave(self)
         self.transport.abort()
 
-    def _is_answered(self) -> bool:
-        """Is an answer under way?"""
-        return self._open and not self.cycle.response_complete
+    def _answer(self) -> RequestResponseCycle | None:
+        """The answer that is under way."""
+        cycle: RequestResponseCycle | None = self.cycle
+        return None if cycle is None or cycle.response_complete else cycle
+
+    def _begin(self, answer: RequestResponseCycle) -> None:
+        self._limits.answer(self)
+        self._set_clock(STALLED_SECONDS if answer.more_body else None)
 
     def _set_clock(self, seconds: float | None) -> None:
         if self._clock is not None:
@@ -156,8 +160,9 @@ class LimitedConnection(H11Protocol):
 
     def _out_of_time(self) -> None:
         """Go on if a body comes along fast enough; end it otherwise."""
-        if self.cycle is not None and self._is_answered() and self._came >= LEAST_BYTES:
-            self._set_clock(STALLED_SECONDS if self.cycle.more_body else None)
+        answer = self._answer()
+        if answer is not None and self._came >= LEAST_BYTES:
+            self._set_clock(STALLED_SECONDS if answer.more_body else None)
         else:
             self.drop()
 

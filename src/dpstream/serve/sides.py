@@ -134,7 +134,7 @@ class SecurityHeaders:
             body = message.get("body", b"")
             last = max(len(body) - 1, 0) // _PIECE * _PIECE
             for at in range(0, last, _PIECE):
-                await send(message | {"body": body[at : at + _PIECE], "more_body": True})
+                await send({**message, "body": body[at : at + _PIECE], "more_body": True})
             if last:
                 message["body"] = body[last:]
             await send(message)
@@ -212,7 +212,8 @@ class LastingResponse(StreamingResponse):
 
 
 async def _no_pieces() -> AsyncIterator[bytes]:
-    for piece in ():
+    nothing: list[bytes] = []
+    for piece in nothing:
         yield piece
 
 
