@@ -109,7 +109,6 @@ BROKEN = {
     "query": changed,
     "state": damaged,
     "source": lambda folder, path: (folder / "clicks.csv").unlink(),
-    "column": lambda folder, path: (folder / "clicks.csv").write_text("user,at,seconds\n"),
 }
 
 
