@@ -38,6 +38,7 @@ _KEYS: dict[str, dict[str, tuple[type, ...]]] = {
     "source": {
         "path": _TEXTS,
         "live": (bool,),
+        "on_done": _TEXT,
         "history": _TEXTS,
         "options": (dict,),
         "column_types": (dict,),
@@ -234,6 +235,7 @@ def _feed(base: Path, name: str, table: Mapping[str, Any]) -> Feed:
         history=None if history is None else _resolve_all(base, history),
         name=name,
         buffer=None if mib is None else mib << 20,
+        on_done=table.get("on_done", "keep"),
     )
 
 

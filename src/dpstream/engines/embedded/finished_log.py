@@ -1,0 +1,139 @@
+"""Partitions that a query has read to their ends, in a log beside its snapshots.
+
+A live directory may come to have a hundred thousand files. What was read of each is kept for as
+long as the file may be there, but written once: a snapshot holds the positions of files that are
+being read, and says how far the log was its own.
+
+finished-<number>.log   records of what was finished, and of what is gone since; a run that goes on
+                        from an older snapshot writes over the records that came after it
+
+A log of which little is left is written anew under the next number.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from dpstream.errors import StateError
+from dpstream.privacy.state.journal import Journal, Record
+from dpstream.privacy.state.run_directory import ANEW
+from dpstream.records import EmptyingSource, Position, Source
+
+Mark = tuple[int, int]
+"""A log and how many of its records: what was finished by then."""
+_SMALL = 1000  # names; a log with fewer is left alone
+_WASTE = 4
+
+
+class FinishedLog:
+    """What a query has finished: `ends` has the last position of each partition.
+
+    Of a source that removes what is finished, the entry of a removed partition goes too.
+    """
+
+    def __init__(self, folder: Path | None = None, run: bytes = b"", mark: Any = None) -> None:
+        self.ends: dict[str, Position] = {}
+        self._stamps: dict[str, Any] = {}
+        self._marks: dict[str, Mark] = {}  # after which an entry with a stamp is durable
+        self._folder, self._run = folder, run.hex()
+        self._mark: Mark = (1, 0) if mark is None else (mark[0], mark[1])
+        self._done: list[Any] = []
+        self._gone: list[str] = []
+        self._names = 0  # in the records
+        if folder is not None and mark is not None and mark[1]:
+            self._load(folder, self._mark)
+
+    def add(self, partition: str, end: Position, stamp: Any = None) -> None:
+        """A partition was read to its end."""
+        self.ends[partition] = end
+        if stamp is not None:
+            self._stamps[partition], self._marks[partition] = stamp, self._mark
+        if self._folder is not None:
+            self._done.append(self._entry(partition))
+
+    def forget(self, partition: str) -> None:
+        """It is gone, and its name is free."""
+        if self.ends.pop(partition, None) is not None:
+            self._gone.append(partition)
+            self._stamps.pop(partition, None)
+            self._marks.pop(partition, None)
+
+    def resume(self, source: Source) -> None:
+        """Forget what is not there any more, of a source that removes what is finished."""
+        if isinstance(source, EmptyingSource):
+            for name, stamp in [*self._stamps.items()]:
+                if not source.resume(name, self.ends[name], stamp):
+                    self.forget(name)
+
+    def save(self) -> Mark:
+        """Make everything durable; how far the log is now."""
+        if self._folder is None or not (self._done or self._gone):
+            return self._mark
+        number, records = self._mark
+        record = {"after": records, "gone": self._gone, "done": self._done}
+        if self._names > _SMALL + _WASTE * len(self.ends):
+            number, self._names = number + 1, 0
+            record = {"after": 0, "gone": [], "done": self._entries()}
+        with closing(Journal(self._path(self._folder, number), kind="finished")) as journal:
+            journal.acquire(wait=False)
+            if not _of_run(journal.read_new(), self._run):
+                journal.append([{"run": self._run}])
+            journal.append([record])
+        self._names += len(record["gone"]) + len(record["done"])  # type: ignore[arg-type]
+        self._done, self._gone = [], []
+        self._mark = (number, int(record["after"]) + 1)  # type: ignore[call-overload]
+        return self._mark
+
+    def before(self, mark: Mark) -> dict[str, Position]:
+        """What may be removed once nobody goes back beyond a mark; older logs go."""
+        if self._folder is not None:
+            for number in range(mark[0] - 1, 0, -1):
+                path = self._path(self._folder, number)
+                if not path.exists():
+                    break
+                path.unlink()
+        marks, ends = dict(self._marks), self.ends  # a snapshot's writer asks
+        return {name: ends[name] for name, at in marks.items() if at < mark and name in ends}
+
+    def _entries(self) -> list[Any]:
+        """All there is."""
+        return [self._entry(name) for name in self.ends]
+
+    def _entry(self, name: str) -> list[Any]:
+        stamp = [self._stamps[name]] if name in self._stamps else []
+        return [name, self.ends[name], *stamp]
+
+    def _path(self, folder: Path, number: int) -> Path:
+        return folder / f"finished-{number}.log"
+
+    def _load(self, folder: Path, mark: Mark) -> None:
+        path = self._path(folder, mark[0])
+        lost = f"{path} has lost its end, or is gone; it says which files were read: restore it"
+        if not path.exists():
+            raise StateError(f"{lost}, or {ANEW}")
+        with closing(Journal(path, kind="finished")) as journal:
+            journal.acquire(wait=False)
+            found = journal.read_new()
+        if not _of_run(found, self._run):
+            raise StateError(f"{path} belongs to another run; restore its own, or {ANEW}")
+        records: list[Record] = []
+        for record in found[1:]:
+            del records[record["after"] :]
+            records.append(record)
+        if len(records) < mark[1]:
+            raise StateError(f"{lost}, or {ANEW}")
+        for at, record in enumerate(records[: mark[1]]):
+            for name in record["gone"]:
+                for known in (self.ends, self._stamps, self._marks):
+                    known.pop(name, None)  # type: ignore[attr-defined]
+            for name, end, *stamp in record["done"]:
+                self.ends[name] = end
+                if stamp:
+                    self._stamps[name], self._marks[name] = stamp[0], (mark[0], at)
+            self._names += len(record["gone"]) + len(record["done"])
+
+
+def _of_run(records: list[Record], run: str) -> bool:
+    return bool(records) and records[0].get("run") == run
