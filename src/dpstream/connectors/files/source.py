@@ -28,8 +28,9 @@ ON_DONE = ("keep", "move", "delete")
 """What may become of a file of a live directory that nobody needs any more."""
 DONE = "done"
 """The folder in a live directory that such files are moved to."""
+COARSE = 2.5
+"""Seconds: no file system keeps coarser times of directories."""
 _MOST_OPEN = 32
-_COARSE = 2.5  # seconds: no file system keeps coarser times of directories
 _RELIST = 10.0  # seconds after which a directory is listed though its time says that nothing came
 _LOOKS = 500  # files that were read are looked at for changes, at a time
 _LOG = logging.getLogger("dpstream.sources")
@@ -208,7 +209,7 @@ class GrowingDirectory(Files):
         now, changed = time.monotonic(), os.stat(self._folder).st_mtime_ns
         if changed != self._time:
             self._time, self._time_seen = changed, now
-        trusted = self._keeps_time and self._looked >= self._time_seen + _COARSE
+        trusted = self._keeps_time and self._looked >= self._time_seen + COARSE
         if trusted and now < self._looked + _RELIST:
             return False
         self._looked, self._trusted = now, trusted
@@ -313,8 +314,9 @@ class EmptiedDirectory(GrowingDirectory):
             return
         sync_directory(self._folder)
         for name in gone:
-            for known in (self._ends, self._files, self._stats):
-                known.pop(name, None)
+            del self._ends[name], self._files[name], self._stats[name]
+            if name in self._open:
+                self._open.pop(name).close()
         self._known -= gone
         self._listed = [name for name in self._listed if name not in gone]
         self._watched = deque(name for name in self._watched if name not in gone)

@@ -38,6 +38,7 @@ from dpstream.rows.row_reader import ParsedColumns
 _LOG = logging.getLogger("dpstream.sources")
 _LOOK = 0.1  # seconds between two looks of a waiting query at whether it was stopped
 _CLOSING = 500_000  # microseconds that may be taken at a trigger to read what came before it
+_SHELL = 4096  # bytes that a chunk takes whatever is in it: a file may have one row
 _IDLE = 1_000_000  # microseconds between two looks where no trigger is to come
 BUFFER = 1 << 28
 """Bytes of chunks that are held in memory for the queries of one source."""
@@ -68,7 +69,7 @@ class ArrivedChunk:
     @property
     def bytes(self) -> int:
         """Memory in use, with what is parsed of it."""
-        return 0 if self.batch is None else 2 * int(self.batch.table.nbytes)
+        return 0 if self.batch is None else 2 * int(self.batch.table.nbytes) + _SHELL
 
     def free(self) -> int:
         """Give its memory back; how many bytes that was."""

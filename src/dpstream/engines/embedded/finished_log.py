@@ -12,7 +12,6 @@ A log of which little is left is written anew under the next number.
 
 from __future__ import annotations
 
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +41,7 @@ class FinishedLog:
         self._done: list[Any] = []
         self._gone: list[str] = []
         self._names = 0  # in the records
+        self._journal: Journal | None = None
         if folder is not None and mark is not None and mark[1]:
             self._load(folder, self._mark)
 
@@ -71,20 +71,24 @@ class FinishedLog:
         """Make everything durable; how far the log is now."""
         if self._folder is None or not (self._done or self._gone):
             return self._mark
-        number, records = self._mark
-        record = {"after": records, "gone": self._gone, "done": self._done}
+        number, after = self._mark
         if self._names > _SMALL + _WASTE * len(self.ends):
-            number, self._names = number + 1, 0
-            record = {"after": 0, "gone": [], "done": self._entries()}
-        with closing(Journal(self._path(self._folder, number), kind="finished")) as journal:
-            journal.acquire(wait=False)
-            if not _of_run(journal.read_new(), self._run):
-                journal.append([{"run": self._run}])
-            journal.append([record])
-        self._names += len(record["gone"]) + len(record["done"])  # type: ignore[arg-type]
-        self._done, self._gone = [], []
-        self._mark = (number, int(record["after"]) + 1)  # type: ignore[call-overload]
+            self.close()
+            number, after, self._names = number + 1, 0, 0
+            self._gone, self._done = [], [self._entry(name) for name in self.ends]
+        if self._journal is None:
+            self._open(self._folder, number)
+        assert self._journal is not None
+        self._journal.append([{"after": after, "gone": self._gone, "done": self._done}])
+        self._names += len(self._gone) + len(self._done)
+        self._done, self._gone, self._mark = [], [], (number, after + 1)
         return self._mark
+
+    def close(self) -> None:
+        """Release the log."""
+        if self._journal is not None:
+            self._journal.close()
+            self._journal = None
 
     def before(self, mark: Mark) -> dict[str, Position]:
         """What may be removed once nobody goes back beyond a mark; older logs go."""
@@ -96,10 +100,6 @@ class FinishedLog:
                 path.unlink()
         marks, ends = dict(self._marks), self.ends  # a snapshot's writer asks
         return {name: ends[name] for name, at in marks.items() if at < mark and name in ends}
-
-    def _entries(self) -> list[Any]:
-        """All there is."""
-        return [self._entry(name) for name in self.ends]
 
     def _entry(self, name: str) -> list[Any]:
         stamp = [self._stamps[name]] if name in self._stamps else []
@@ -113,16 +113,9 @@ class FinishedLog:
         lost = f"{path} has lost its end, or is gone; it says which files were read: restore it"
         if not path.exists():
             raise StateError(f"{lost}, or {ANEW}")
-        with closing(Journal(path, kind="finished")) as journal:
-            journal.acquire(wait=False)
-            found = journal.read_new()
-        if not _of_run(found, self._run):
-            raise StateError(f"{path} belongs to another run; restore its own, or {ANEW}")
-        records: list[Record] = []
-        for record in found[1:]:
-            del records[record["after"] :]
-            records.append(record)
+        records = self._open(folder, mark[0])
         if len(records) < mark[1]:
+            self.close()
             raise StateError(f"{lost}, or {ANEW}")
         for at, record in enumerate(records[: mark[1]]):
             for name in record["gone"]:
@@ -134,6 +127,20 @@ class FinishedLog:
                     self._stamps[name], self._marks[name] = stamp[0], (mark[0], at)
             self._names += len(record["gone"]) + len(record["done"])
 
-
-def _of_run(records: list[Record], run: str) -> bool:
-    return bool(records) and records[0].get("run") == run
+    def _open(self, folder: Path, number: int) -> list[Record]:
+        """Open a log, or make it; its records, without those that were written over."""
+        journal = self._journal = Journal(self._path(folder, number), kind="finished")
+        journal.acquire(wait=False)
+        records: list[Record] = []
+        for record in journal.read_new():
+            if "run" not in record:
+                del records[record["after"] :]
+                records.append(record)
+            elif record["run"] != self._run:
+                self.close()
+                raise StateError(
+                    f"{journal.path} belongs to another run; restore its own, or {ANEW}"
+                )
+        if not records:
+            journal.append([{"run": self._run}])
+        return records

@@ -141,6 +141,8 @@ class RunInput:
         """Stop reading."""
         if self.files is not None:
             self.files.close()
+        if self.live is not None:
+            self.live.finished.close()
 
 
 def check_columns(source: Source, query: RowSpec) -> None:
@@ -271,11 +273,13 @@ class LiveInput:
     ) -> list[RowSlice]:
         """The rows of the next batch of a partition."""
         before = self.positions.get(partition)
-        rows, rejected = self._chunks.rows(partition, before, batch, arrived=step, parsed=parsed)
-        self._rejects.add(partition, rejected)
         if batch.position is not None:
             self._before.setdefault(partition, before)
             self.positions[partition] = batch.position
+        if not len(batch.table) and not batch.rejected:
+            return []
+        rows, rejected = self._chunks.rows(partition, before, batch, arrived=step, parsed=parsed)
+        self._rejects.add(partition, rejected)
         return [(rows, first, end) for *_, first, end in rows.runs]
 
     def _read_up_to(self, partition: str, target: Position, step: int) -> list[RowSlice]:
