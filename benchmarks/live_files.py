@@ -104,7 +104,7 @@ def findings(seen: dict[int, Seen]) -> Findings:
     )
 
 
-def _seen(count: int) -> Seen:
+def _seen(count: int, *, settle: float = files.COARSE) -> Seen:
     """Make the files, and let a run publish over them."""
     with tempfile.TemporaryDirectory(prefix="dpstream-bench-") as folder:
         place, clock = Path(folder), WaitedClock()
@@ -116,7 +116,7 @@ def _seen(count: int) -> Seen:
         releases = _releases(place, clock)
         first = _timed(releases)
         listed = [_timed(releases) for _ in range(_TRIGGERS)]
-        time.sleep(files.COARSE)
+        time.sleep(settle)
         _timed(releases)  # lists for the last time
         used = time.process_time()
         idle = [_timed(releases) for _ in range(_TRIGGERS)]

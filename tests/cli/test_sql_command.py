@@ -312,3 +312,14 @@ def test_a_column_that_is_not_there_is_answered_with_the_nearest(run):
     assert done.code == 2
     assert "has no column 'pgae'; did you mean 'page'? its columns are user, page" in done.err
     assert "no book is open yet" in run("ledger", "book").out
+
+
+def test_files_that_are_done_go_only_from_a_live_directory_with_a_state(run, folder):
+    """What cannot be is refused before anything is read."""
+    files = run("sql", TIMED, *SOURCE, "--on-done", "move")
+    (folder / "in").mkdir()
+    live = run("sql", TIMED, "--source", "clicks=in", "--live", "--on-done", "delete")
+
+    assert (files.code, live.code) == (2, 2)
+    assert "only a live directory has such files" in files.err
+    assert "without a state directory" in live.err

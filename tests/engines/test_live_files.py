@@ -174,9 +174,9 @@ def test_a_new_file_under_a_name_that_a_killed_run_had_finished(tmp_path):
     (tmp_path / "a.csv").write_text("n\n1\n")
     end = source.read("a.csv", None).position
     log = FinishedLog()
+    log.resume(source)
     log.add("a.csv", end, source.stamp("a.csv"))
-    again = EmptiedDirectory(tmp_path, "delete")
-    log.resume(again)
+    log.resume(EmptiedDirectory(tmp_path, "delete"))
     assert "a.csv" in log.ends
     (tmp_path / ".a.csv").write_text("n\n2\n")
     os.rename(tmp_path / ".a.csv", tmp_path / "a.csv")
@@ -277,7 +277,7 @@ def test_a_lost_log_of_finished_files_is_refused(tmp_path, damage):
         path.unlink()
     else:
         path.write_bytes(path.read_bytes().splitlines(keepends=True)[0])
-    with pytest.raises(StateError, match="finished-1.log has lost its end, or is gone"):
+    with pytest.raises(StateError, match=r"finished-1\.log has lost its end, or is gone"):
         start_live(tmp_path, clock).finish()
 
 
@@ -303,7 +303,9 @@ def test_the_log_of_finished_files_goes_back_with_its_snapshot(tmp_path):
 
 def test_a_log_of_which_little_is_left_is_written_anew(tmp_path):
     """The old one goes when no snapshot needs it; marks tell what may be removed."""
+    (tmp_path / "in").mkdir()
     log = FinishedLog(tmp_path, b"run")
+    log.resume(EmptiedDirectory(tmp_path / "in", "delete"))
     marks = []
     for number in range(1500):
         log.add(f"{number}.csv", 9, ["file", 9, number])
@@ -390,6 +392,21 @@ def test_a_file_that_grows_while_it_is_read_stops_nothing(tmp_path, monkeypatch,
     assert count == 10
     assert caplog.text.count("a.csv was written to while it was read (20 bytes then, 22 now)") == 1
     assert len(caplog.records) == 1
+
+
+def test_a_file_that_changes_after_a_restart_is_told(tmp_path, caplog):
+    """The state knows how it was when it was read; what is added is not counted then either."""
+    clock = ScriptedClock(0, arrivals(tmp_path / "in"))
+    running = start_live(tmp_path, clock)
+    for _ in running:
+        if running.steps_done == 4:
+            break
+    running.close()
+    with (tmp_path / "in" / "9.parquet").open("ab") as file:
+        file.write(b"more")
+    start_live(tmp_path, clock).finish()
+
+    assert caplog.text.count("9.parquet was written to after it was read") == 1
 
 
 def test_a_series_empties_its_directory_too(tmp_path):

@@ -167,11 +167,12 @@ def run_all(
     """Publish several queries of one dataset: one read of each source, one book, one secret.
 
     `source`: what all of them read, or a `Feed` for each by the query's name; queries with the same
-    feed share one read (and `on_done` waits for the last of them). Each query has a state directory of its own in `state`, and
-    its releases go to the one sink under its name. The book is that of `ledger`; it must hold all
-    of them, so open it with `query.promise` or `dpstream ledger open` first. Queries that do not
-    fit into it together are refused here, before a row is read (unless `check_budget` is off,
-    for callers who open the book after this). On another `engine` each query reads by itself.
+    feed share one read (and `on_done` waits for the last of them). Each query has a state directory
+    of its own in `state`, and its releases go to the one sink under its name. The book is that of
+    `ledger`; it must hold all of them, so open it with `query.promise` or `dpstream ledger open`
+    first. Queries that do not fit into it together are refused here, before a row is read (unless
+    `check_budget` is off, for callers who open the book after this). On another `engine` each query
+    reads by itself.
 
     A query that fails stops alone: the others go on to their ends, and its error is raised then.
     """

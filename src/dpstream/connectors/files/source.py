@@ -32,7 +32,7 @@ COARSE = 2.5
 """Seconds: no file system keeps coarser times of directories."""
 _MOST_OPEN = 32
 _RELIST = 10.0  # seconds after which a directory is listed though its time says that nothing came
-_LOOKS = 500  # files that were read are looked at for changes, at a time
+_LOOKS = 200  # files that were read are looked at for changes, at a time
 _LOG = logging.getLogger("dpstream.sources")
 
 
@@ -127,6 +127,7 @@ class GrowingDirectory(Files):
 
     bounded = False
     partitions_end = True  # a file is complete when it comes
+    _sharing = fcntl.LOCK_SH
 
     def __init__(self, folder: Path) -> None:
         super().__init__([])
@@ -171,9 +172,32 @@ class GrowingDirectory(Files):
             self._watched.appendleft(partition)
         return batch
 
+    def stamp(self, partition: str) -> Any:
+        """Size and time of a file before it was read."""
+        return [*self._stats[partition]]
+
+    def resume(self, partition: str, position: Position, stamp: Any) -> bool:
+        """Look from now on whether a file that a query has finished stays as it was."""
+        if partition not in self._stats:
+            self._stats[partition] = stamp[0], stamp[1]
+            self._watched.append(partition)
+        return True
+
     def claim(self) -> None:
         """Keep away, until it is closed, who would remove the files that this source reads."""
-        self._lock(fcntl.LOCK_SH)
+        fd = os.open(self._folder, os.O_RDONLY)
+        self._held = weakref.finalize(self, os.close, fd)
+        try:
+            fcntl.flock(fd, self._sharing | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._held()
+            raise InvalidInput(
+                f"{self._folder} is read by another run or source, and one of the two has on_done: "
+                "it removes files that it needs no more, which the other may need; read them in "
+                "one pipeline from one source, or give each a directory of its own"
+            ) from None
+        except OSError:  # a file system without locks
+            self._held()
 
     def close(self) -> None:
         """Close every file."""
@@ -184,21 +208,6 @@ class GrowingDirectory(Files):
     def __getstate__(self) -> dict[str, Any]:
         """What another process needs to read files; the lock stays here."""
         return self.__dict__ | {"_held": None}
-
-    def _lock(self, how: int) -> None:
-        fd = os.open(self._folder, os.O_RDONLY)
-        self._held = weakref.finalize(self, os.close, fd)
-        try:
-            fcntl.flock(fd, how | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self._held()
-            raise InvalidInput(
-                f"{self._folder} is read by another run or source, and one of the two has on_done: "
-                "it removes files that it needs no more, which the other may need; read them in "
-                "one pipeline from one source, or give each a directory of its own"
-            ) from None
-        except OSError:  # a file system without locks
-            self._held()
 
     def _may_have_grown(self) -> bool:
         """Must the directory be listed?
@@ -228,7 +237,7 @@ class GrowingDirectory(Files):
 
     def _is_unchanged(self, partition: str, when: str) -> bool:
         """Is a file as it was before it was read? If not, the operator is told, once."""
-        path, before = self._folder / partition, self._stats[partition]
+        path, before = os.path.join(self._folder, partition), self._stats[partition]
         try:
             now = _size_and_time(os.stat(path))
         except OSError:  # somebody has taken it away
@@ -266,6 +275,8 @@ class EmptiedDirectory(GrowingDirectory):
     another file of that name is a new one. Nobody else may read the directory meanwhile.
     """
 
+    _sharing = fcntl.LOCK_EX
+
     def __init__(self, folder: Path, on_done: str) -> None:
         super().__init__(folder)
         if not os.access(folder, os.W_OK | os.X_OK):
@@ -274,11 +285,6 @@ class EmptiedDirectory(GrowingDirectory):
         self._ends: dict[str, Position] = {}
         self._files: dict[str, str] = {}  # which file it is, whatever its name
         self._removed: list[str] = []
-        self._refused = False
-
-    def claim(self) -> None:
-        """Keep everybody else away until it is closed."""
-        self._lock(fcntl.LOCK_EX)
 
     def read(
         self, partition: str, position: Position, *, columns: Columns = None, until: Position = None
@@ -292,19 +298,15 @@ class EmptiedDirectory(GrowingDirectory):
         return batch
 
     def stamp(self, partition: str) -> Any:
-        """What tells the file that was read from others that may take its name later."""
-        return [self._files[partition], *self._stats[partition]]
+        """The same, and which file it is: another one may take its name later."""
+        return [*super().stamp(partition), self._files[partition]]
 
     def resume(self, partition: str, position: Position, stamp: Any) -> bool:
-        """Take up a file that a query has finished; False: it is gone, or another has its name."""
-        file, size, changed = stamp
-        if self._identity(partition) != file:
+        """The same; False: it is gone, or another file has its name."""
+        if self._identity(partition) != stamp[-1]:
             return False
-        if partition not in self._ends:
-            self._ends[partition], self._files[partition] = position, file
-            self._stats[partition] = size, changed
-            self._watched.append(partition)
-        return True
+        self._ends[partition], self._files[partition] = position, stamp[-1]
+        return super().resume(partition, position, stamp)
 
     def commit(self, positions: Mapping[str, Position]) -> None:
         """Remove the files that end where all queries have settled."""
@@ -318,6 +320,7 @@ class EmptiedDirectory(GrowingDirectory):
             if name in self._open:
                 self._open.pop(name).close()
         self._known -= gone
+        self._told -= gone
         self._listed = [name for name in self._listed if name not in gone]
         self._watched = deque(name for name in self._watched if name not in gone)
         self._removed += gone
@@ -350,9 +353,9 @@ class EmptiedDirectory(GrowingDirectory):
         except FileNotFoundError:
             return True
         except OSError as problem:
-            if not self._refused:
-                self._refused = True
-                _LOG.warning("%s is done and stays: %s", path, problem.strerror)
+            if partition not in self._told:
+                _LOG.warning("%s is done and cannot be removed: %s", path, problem.strerror)
+            self._told.add(partition)
             return False
         return True
 

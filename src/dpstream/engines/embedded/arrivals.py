@@ -31,6 +31,7 @@ from dpstream.records import (
     InferredTypes,
     Position,
     Source,
+    StampedPartitions,
     StartOffsets,
 )
 from dpstream.rows.row_reader import ParsedColumns
@@ -38,7 +39,7 @@ from dpstream.rows.row_reader import ParsedColumns
 _LOG = logging.getLogger("dpstream.sources")
 _LOOK = 0.1  # seconds between two looks of a waiting query at whether it was stopped
 _CLOSING = 500_000  # microseconds that may be taken at a trigger to read what came before it
-_SHELL = 4096  # bytes that a chunk takes whatever is in it: a file may have one row
+_SHELL = 8192  # bytes that a chunk takes whatever is in it: a file may have one row
 _IDLE = 1_000_000  # microseconds between two looks where no trigger is to come
 BUFFER = 1 << 28
 """Bytes of chunks that are held in memory for the queries of one source."""
@@ -509,7 +510,7 @@ class LiveView:
         """What tells it from others of its name, where the source has such; None: it has not."""
         source = self.shared.source
         with self.shared.lock:
-            return source.stamp(partition) if isinstance(source, EmptyingSource) else None
+            return source.stamp(partition) if isinstance(source, StampedPartitions) else None
 
     def finish(self) -> None:
         """The query has published all it ever will."""

@@ -18,7 +18,7 @@ from typing import Any
 from dpstream.errors import StateError
 from dpstream.privacy.state.journal import Journal, Record
 from dpstream.privacy.state.run_directory import ANEW
-from dpstream.records import EmptyingSource, Position, Source
+from dpstream.records import EmptyingSource, Position, Source, StampedPartitions
 
 Mark = tuple[int, int]
 """A log and how many of its records: what was finished by then."""
@@ -34,13 +34,13 @@ class FinishedLog:
 
     def __init__(self, folder: Path | None = None, run: bytes = b"", mark: Any = None) -> None:
         self.ends: dict[str, Position] = {}
-        self._stamps: dict[str, Any] = {}
+        self._stamps: dict[str, Any] = {}  # kept where finished partitions are removed
         self._marks: dict[str, Mark] = {}  # after which an entry with a stamp is durable
         self._folder, self._run = folder, run.hex()
         self._mark: Mark = (1, 0) if mark is None else (mark[0], mark[1])
         self._done: list[Any] = []
         self._gone: list[str] = []
-        self._names = 0  # in the records
+        self._names, self._removes = 0, False  # names in the records
         self._journal: Journal | None = None
         if folder is not None and mark is not None and mark[1]:
             self._load(folder, self._mark)
@@ -48,24 +48,26 @@ class FinishedLog:
     def add(self, partition: str, end: Position, stamp: Any = None) -> None:
         """A partition was read to its end."""
         self.ends[partition] = end
-        if stamp is not None:
+        if self._removes:
             self._stamps[partition], self._marks[partition] = stamp, self._mark
         if self._folder is not None:
-            self._done.append(self._entry(partition))
+            self._done.append([partition, end, stamp])
 
     def forget(self, partition: str) -> None:
         """It is gone, and its name is free."""
-        if self.ends.pop(partition, None) is not None:
+        if partition in self.ends:
+            self._drop(partition)
             self._gone.append(partition)
-            self._stamps.pop(partition, None)
-            self._marks.pop(partition, None)
 
     def resume(self, source: Source) -> None:
-        """Forget what is not there any more, of a source that removes what is finished."""
-        if isinstance(source, EmptyingSource):
+        """Tell the source what is finished, and forget what is not there any more."""
+        self._removes = isinstance(source, EmptyingSource)
+        if isinstance(source, StampedPartitions):
             for name, stamp in [*self._stamps.items()]:
                 if not source.resume(name, self.ends[name], stamp):
                     self.forget(name)
+        if not self._removes:
+            self._stamps, self._marks = {}, {}
 
     def save(self) -> Mark:
         """Make everything durable; how far the log is now."""
@@ -75,7 +77,8 @@ class FinishedLog:
         if self._names > _SMALL + _WASTE * len(self.ends):
             self.close()
             number, after, self._names = number + 1, 0, 0
-            self._gone, self._done = [], [self._entry(name) for name in self.ends]
+            stamps = self._stamps.get
+            self._gone, self._done = [], [[*each, stamps(each[0])] for each in self.ends.items()]
         if self._journal is None:
             self._open(self._folder, number)
         assert self._journal is not None
@@ -101,9 +104,9 @@ class FinishedLog:
         marks, ends = dict(self._marks), self.ends  # a snapshot's writer asks
         return {name: ends[name] for name, at in marks.items() if at < mark and name in ends}
 
-    def _entry(self, name: str) -> list[Any]:
-        stamp = [self._stamps[name]] if name in self._stamps else []
-        return [name, self.ends[name], *stamp]
+    def _drop(self, partition: str) -> None:
+        for known in (self.ends, self._stamps, self._marks):
+            known.pop(partition, None)
 
     def _path(self, folder: Path, number: int) -> Path:
         return folder / f"finished-{number}.log"
@@ -119,12 +122,10 @@ class FinishedLog:
             raise StateError(f"{lost}, or {ANEW}")
         for at, record in enumerate(records[: mark[1]]):
             for name in record["gone"]:
-                for known in (self.ends, self._stamps, self._marks):
-                    known.pop(name, None)  # type: ignore[attr-defined]
-            for name, end, *stamp in record["done"]:
+                self._drop(name)
+            for name, end, stamp in record["done"]:
                 self.ends[name] = end
-                if stamp:
-                    self._stamps[name], self._marks[name] = stamp[0], (mark[0], at)
+                self._stamps[name], self._marks[name] = stamp, (mark[0], at)
             self._names += len(record["gone"]) + len(record["done"])
 
     def _open(self, folder: Path, number: int) -> list[Record]:
