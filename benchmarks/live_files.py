@@ -11,7 +11,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
@@ -140,8 +140,8 @@ def _seen(count: int, *, settle: float = files.COARSE) -> Seen:
     )
 
 
-def _releases(place: Path, clock: Any) -> Iterator[Any]:
-    """A query that publishes every hour of ten days."""
+def _releases(place: Path, clock: WaitedClock) -> Generator[Any, None, None]:
+    """What a query publishes every hour of ten days."""
     query = Query(
         privacy_unit_column="user",
         keys=["page"],
@@ -157,21 +157,19 @@ def _releases(place: Path, clock: Any) -> Iterator[Any]:
     )
     book = Ledger(place / "book")
     book.open("stream", query.promise(epsilon=2, delta="1e-5"))
-    return iter(
-        run(
-            query,
-            source=place / "in",
-            live=True,
-            sink=place / "out",
-            state=place / "state",
-            ledger=book,
-            clock=clock,
-            options=EngineOptions(threads=1, buckets=1),
-        )
+    yield from run(
+        query,
+        source=place / "in",
+        live=True,
+        sink=place / "out",
+        state=place / "state",
+        ledger=book,
+        clock=clock,
+        options=EngineOptions(threads=1, buckets=1),
     )
 
 
-def _timed(releases: Iterator[Any]) -> float:
+def _timed(releases: Generator[Any, None, None]) -> float:
     began = time.perf_counter()
     next(releases)
     return time.perf_counter() - began

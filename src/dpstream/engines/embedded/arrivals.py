@@ -163,9 +163,10 @@ class Arrivals:
                 names = set(settled[0]).intersection(*settled[1:])
                 self.source.commit({name: min(at[name] for at in settled) for name in names})
             removed = self.source.removed() if isinstance(self.source, EmptyingSource) else []
-            for follower in [*self.tails, *self.views] if removed else []:
-                follower.removed += removed  # before another partition can take a name
+            for tail in self.tails:
+                tail.removed += removed  # before another partition can take a name
             for view in self.views if removed else []:
+                view.removed += removed
                 view.settled = {p: at for p, at in view.settled.items() if p not in removed}
 
 

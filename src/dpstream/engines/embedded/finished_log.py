@@ -105,8 +105,9 @@ class FinishedLog:
         return {name: ends[name] for name, at in marks.items() if at < mark and name in ends}
 
     def _drop(self, partition: str) -> None:
-        for known in (self.ends, self._stamps, self._marks):
-            known.pop(partition, None)
+        self.ends.pop(partition, None)
+        self._stamps.pop(partition, None)
+        self._marks.pop(partition, None)
 
     def _path(self, folder: Path, number: int) -> Path:
         return folder / f"finished-{number}.log"
