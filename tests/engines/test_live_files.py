@@ -356,6 +356,22 @@ def test_a_directory_that_stands_still_is_not_listed(tmp_path, monkeypatch):
     assert source.partitions() == ["a.csv", "b.csv", "c.csv"]
 
 
+def test_a_large_directory_is_listed_with_pauses(tmp_path, monkeypatch):
+    """While its time is fresh twice a second; but at once when that has changed."""
+    times = Times(monkeypatch)
+    monkeypatch.setattr(files, "_MANY", 0)
+    (tmp_path / "a.csv").write_text("n\n")
+    os.utime(tmp_path, ns=(0, 10**18))
+    source = GrowingDirectory(tmp_path)
+    for _ in range(8):
+        source.partitions()
+        times.now += 0.125
+    assert times.listings == 2
+    (tmp_path / "b.csv").write_text("n\n")
+
+    assert source.partitions() == ["a.csv", "b.csv"]
+
+
 def test_a_file_system_that_does_not_date_directories(tmp_path, monkeypatch):
     """Then a file is found when the directory is listed nevertheless, and from then on at once."""
     times = Times(monkeypatch)

@@ -32,6 +32,7 @@ COARSE = 2.5
 """Seconds: no file system keeps coarser times of directories."""
 _MOST_OPEN = 32
 _RELIST = 10.0  # seconds after which a directory is listed though its time says that nothing came
+_MANY, _PAUSE = 10_000, 0.5  # files, and the seconds between two listings of more that may be vain
 _LOOKS = 200  # files that were read are looked at for changes, at a time
 _LOG = logging.getLogger("dpstream.sources")
 
@@ -213,11 +214,14 @@ class GrowingDirectory(Files):
         """Must the directory be listed?
 
         A file system's time may be coarse: two files that come within its grain have one time. So a
-        listing counts only if it began when the directory had that time for longer than a grain.
+        listing counts only if it began when the directory had that time for longer than a grain;
+        until then it is listed again and again, a large one with pauses.
         """
         now, changed = time.monotonic(), os.stat(self._folder).st_mtime_ns
         if changed != self._time:
             self._time, self._time_seen = changed, now
+        elif len(self._known) > _MANY and now < self._looked + _PAUSE:
+            return False
         trusted = self._keeps_time and self._looked >= self._time_seen + COARSE
         if trusted and now < self._looked + _RELIST:
             return False
@@ -410,4 +414,4 @@ def _size_and_time(stat: os.stat_result) -> tuple[int, int]:
 def _is_complete(folder: Path, name: str) -> bool:
     if name.startswith((".", "_")) or name.endswith((".tmp", ".part")):
         return False
-    return suffix(Path(name)) is not None and (folder / name).is_file()
+    return name.lower().endswith(SUFFIXES) and os.path.isfile(os.path.join(folder, name))
