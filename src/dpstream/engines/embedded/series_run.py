@@ -49,7 +49,7 @@ class SeriesRun(Run):
     counts_class: ClassVar[type[StepCounts]] = StepCounts
     _input: RunInput = field(init=False)
     _runner: Runner = field(init=False)
-    _settled: dict[str, Any] | None = field(init=False, default=None)
+    _saved: tuple[int, dict[str, Any]] | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self._begin(None if self.folder is None else read_about(self.folder, kind=KIND))
@@ -149,12 +149,15 @@ class SeriesRun(Run):
             self._save(counts)
 
     def _settle(self) -> None:
-        """No recovery needs rows from before the last but one snapshot: they may go."""
-        if not self.live or self.folder is None or not isinstance(self.source, CommittingSource):
+        """No recovery needs anything from before the last but one snapshot: it may go."""
+        directory, saved = self._runner.directory, self._saved
+        if not self.live or directory is None:
             return
-        if self._settled is not None:
-            self.source.commit(self._settled)
-        self._settled = self._input.positions
+        self._saved = self.steps_done, self._input.positions
+        if saved is not None:
+            directory.settle(saved[0], endless=True)
+            if isinstance(self.source, CommittingSource):
+                self.source.commit(saved[1])
 
     def _send(self, release: Release, step: int, tag: str, counts: StepCounts) -> pa.Table:
         """A release as a table, which the sink has."""
