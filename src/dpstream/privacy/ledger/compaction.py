@@ -54,8 +54,6 @@ def _key(record: Record) -> tuple[str, ...]:
         return (*(record[name] for name in names), record.get("kind", "cells"))
     if is_about_run(record):
         return next(((record["run"], fact) for fact in _FACTS if fact in record), ())
-    if "peak" in record:
-        return "peak", record["dataset"]
     return ("compacted",) if "compacted" in record else ()
 
 
