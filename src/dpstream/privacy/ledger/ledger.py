@@ -270,7 +270,8 @@ class Ledger:
 
     def identity(self) -> str:
         """Which file this is on this machine ("" in memory): a copy has another identity."""
-        return "" if self._journal is None else self._journal.identity()
+        with self._lock:
+            return "" if self._journal is None else self._journal.identity()
 
     def replaces(self, identity: str) -> bool:
         """Is this the file with that identity, or what compactions have put in its place?"""
@@ -348,11 +349,12 @@ class Ledger:
         What is younger than a day stays as it is, and digests of steps as long as `backups` says.
         """
         journal, now = self._journal, _now()
-        if journal is None or not journal.is_long or now < self._look_again:
+        if journal is None or now < self._look_again:
             return
-        self._look_again = _before(now, -_VERBATIM)
         with self._locked():
-            journal.compact(partial(self._fold, now))
+            if journal.is_long:
+                self._look_again = _before(now, -_VERBATIM)
+                journal.compact(partial(self._fold, now))
 
     def _fold(self, now: str, records: list[Record], folded: int) -> tuple[list[Record], int]:
         recent = _before(now, _VERBATIM)
