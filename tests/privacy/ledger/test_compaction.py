@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
@@ -420,6 +421,22 @@ def test_several_processes_share_a_ledger_while_they_compact_it(book, monkeypatc
         (users,) = [one for one in ledger.report() if one["dataset"] == "users"]
         assert users["runs"] == 2 + each * processes
         assert any("compacted" in record for record in ledger.history())
+
+
+def test_threads_that_share_a_ledger_may_all_compact_it(book, monkeypatch):
+    """None of them meets the descriptor of the file that another one has replaced."""
+    monkeypatch.setattr(ledgers, "_VERBATIM", timedelta(0))
+
+    def work(ledger, mine):
+        for number in range(30):
+            ledger.charge("users", charge(f"thread {mine} {number}", 0, Fraction(1, 8)))
+            ledger.compact()
+            assert ledger.replaces(ledger.identity())
+        return True
+
+    with opened(book) as ledger, ThreadPoolExecutor(3) as pool:
+        assert all(pool.map(work, [ledger] * 3, range(3)))
+        assert ledger.left("users") == 40 - 3 * 2 - Fraction(90, 8)
 
 
 def test_a_ledger_that_cannot_be_written_anew_goes_on(book, monkeypatch):
