@@ -10,9 +10,11 @@ import pytest
 
 import dpstream as dps
 from benchmarks.recovery_case import CheckingSink
-from dpstream.errors import NoiseReuse, StateError
+from dpstream.errors import InvalidParameter, NoiseReuse, StateError
 from dpstream.privacy.ledger import ledger as ledgers
 from dpstream.privacy.state import InputLog, journal
+from dpstream.session.pipeline import load_pipeline
+from tests.stored.cases import CLICKS
 from tests.support.fixed import RUN, SECRET
 from tests.support.kill_and_replay import AfterReleases, KindOfRun, kill_and_replay, kill_everywhere
 from tests.support.live_runs import kept_clock, live, settled, start_live
@@ -147,3 +149,15 @@ def test_a_run_goes_on_with_a_ledger_that_was_compacted_meanwhile(tmp_path, alwa
     shutil.copytree(place / "state", tmp_path / "copy" / "state")
     with pytest.raises(StateError, match="is a copy"):
         start_live(tmp_path / "copy", kept_clock(place)).finish()
+
+
+def test_a_pipeline_says_how_long_backups_are_kept(tmp_path):
+    """35 days unless it says otherwise; the ledgers that it opens know."""
+    path = tmp_path / "pipeline.toml"
+    for table, days in (("", 35), ('[retention]\nbackups = "90 days"\n', 90)):
+        path.write_text(table + CLICKS)
+        with load_pipeline(path).open_ledgers() as opened:
+            assert [book._backups for book in opened.values()] == [timedelta(days=days)]
+    path.write_text('[retention]\nbackups = "soon"\n' + CLICKS)
+    with pytest.raises(InvalidParameter, match=r"\[retention\]: backups must be a timedelta"):
+        load_pipeline(path)
