@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,7 +22,6 @@ from dpstream.cli.watch import (
 )
 from dpstream.connectors.server_base import is_uri
 from dpstream.engines.embedded.process_memory import keep_freed_memory
-from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.state.durable_files import make_directory
 from dpstream.query.windows import instant
 from dpstream.session import Runs
@@ -63,7 +60,7 @@ def run(
     existed = pipeline.secret.exists()
     make_directory(pipeline.state, mode=0o700)
     stopper = Stopper()
-    with _open_ledgers(pipeline) as ledgers:
+    with pipeline.open_ledgers() as ledgers:
         keep_freed_memory()
         runs = start(pipeline, ledgers, clock=stopper)
         before = []
@@ -88,18 +85,10 @@ def run(
     _finish(pipeline, runs, stopper, new)
 
 
-@contextmanager
-def _open_ledgers(pipeline: Pipeline) -> Iterator[dict[Path, Ledger]]:
-    """The ledgers of a pipeline, by path; they are closed at the end."""
-    with ExitStack() as stack:
-        paths = {book.ledger for book in pipeline.books}
-        yield {path: stack.enter_context(closing(Ledger(path))) for path in paths}
-
-
 def _erase_unit(pipeline: Pipeline, unit: str) -> None:
     """Erase a unit from every query that has state, and say in how many groups it was."""
     refuse_lost_secret(pipeline.secret, list(pipeline.folders.values()))
-    with _open_ledgers(pipeline) as ledgers:
+    with pipeline.open_ledgers() as ledgers:
         runs = start(pipeline, ledgers, clock=Stopper())
         places = {name: one.erase_unit(unit) for name, one in runs.runs.items()}
     if wants_json():

@@ -218,5 +218,5 @@ class LocalRun(QueryRun):
         """No recovery goes back beyond this snapshot any more."""
         assert self._storage.directory is not None
         self._windows.settle(facts["step"])
-        self._storage.directory.log.forget_before(facts["step"])
+        self._storage.directory.settle(facts["step"], endless=self.live)
         self._input.settle(facts)

@@ -151,10 +151,14 @@ class SeriesRun(Run):
             self._save(counts)
 
     def _settle(self) -> None:
-        """No recovery needs rows from before the last but one snapshot: they may go."""
-        if self._settled is not None:
-            self._input.settle(self._settled)
-        self._settled = self._saved
+        """No recovery needs anything from before the last but one snapshot: it may go."""
+        directory, settled = self._runner.directory, self._settled
+        if settled is not None:
+            if self.live and directory is not None:
+                directory.settle(settled["step"], endless=True)
+            self._input.settle(settled)
+        if self._saved is not None:
+            self._settled = self._saved | {"step": self.steps_done}
 
     def _send(self, release: Release, step: int, tag: str, counts: StepCounts) -> pa.Table:
         """A release as a table, which the sink has."""

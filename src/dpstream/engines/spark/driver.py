@@ -240,7 +240,7 @@ class SparkRun(QueryRun):
         self.steps_done = end
         self._windows.settle(end)
         if self._storage.directory is not None:
-            self._storage.directory.log.forget_before(end)
+            self._storage.directory.settle(end, endless=self.live)
         return [publication.table for publication in publications]
 
     def _clean(self) -> None:
