@@ -73,6 +73,17 @@ def in_type(array: pa.Array, kind: pa.DataType, name: str) -> tuple[pa.Array, pa
     return values, lost
 
 
+def unit_in_type(unit: Any, kind: pa.DataType, name: str) -> pa.Array:
+    """A unit that somebody names, as a column of its type."""
+    try:
+        value, lost = in_type(pa.array([unit]), kind, name)
+    except (InvalidInput, pa.ArrowException, OverflowError):
+        value, lost = pa.nulls(1, kind), np.ones(1, bool)
+    if lost.any():
+        raise InvalidInput(f"the unit must fit the type of column {name!r}, {kind}; got {unit!r}")
+    return value
+
+
 def _by_value(array: pa.Array, kind: pa.DataType) -> pa.Array | None:
     """By value; NULL where the type has no such value, None if it never has."""
     old = array.type

@@ -115,9 +115,10 @@ def run(
         if given is not ledger:
             given.close()
     place = dead_letters if dead_letters is not None else folder and folder / "dead-letters"
-    operator = OperatorCounts(
-        keep_rejected=None if place is None else DeadLetters(Path(place)).write
-    )
+    operator = OperatorCounts()
+    if place is not None:
+        letters = DeadLetters(Path(place))
+        operator = OperatorCounts(keep_rejected=letters.write, erase_rejected=letters.erase)
     parts: dict[str, Any] = {
         "operator": operator,
         "folder": folder,
