@@ -94,6 +94,7 @@ class ChunkReader:
         `arrived`: the step at which it came; None: the rows' times tell.
         """
         where = batch.where or (partition if position is None else f"{partition} from {position}")
+        parsed = batch.parsed if parsed is None else parsed
         rows, unused = self.reader.read(batch.table, where, arrived=arrived, parsed=parsed)
         self.operator.count(len(batch.table) + len(batch.rejected), unused)
         return rows, [*batch.rejected, *unused.rejected]

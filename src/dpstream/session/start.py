@@ -190,6 +190,7 @@ def run_all(
         book.persist(own)  # one in memory must not end before its runs
     if secret is None and folder is not None:  # made at first, never remade
         secret = Secret.load(beside(folder)) if begun else beside(folder)
+    secret = secret if secret is not None else Secret.of(None)  # one for all, in memory
     clock, sink = clock or SystemClock(), sink if engine is not None else shared_sinks(sink)
     views: dict[str, tuple[Any, Any]]
     if engine is None:
