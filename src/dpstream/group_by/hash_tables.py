@@ -67,8 +67,8 @@ _EMPTIEST = _FULLEST / _GROWTH
 _SLOT = 4  # bytes
 _OF_INDEX = _SLOT / (_FULLEST * math.log(_GROWTH))  # bytes a row, where all sizes are as likely
 LARGE_TABLE = 2 * _LARGE_PAGE
-"""Bytes of memory that a table of some megabytes takes beside its rows, for whole pages: half a
-page each for rows and index on average, a page each at most."""
+"""The most that a large table takes beside its rows: a page that is not full of rows, and one of
+the index; half of it on average."""
 
 
 def row_bytes(numbers: int = 0) -> tuple[float, float, float]:
