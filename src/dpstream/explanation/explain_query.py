@@ -388,12 +388,12 @@ def _memory(query: Query, width: int) -> dict[str, Any]:
     fixed = _QUERY_BYTES + tables * LARGE_TABLE // 2
     million = unit + pair * bounds.groups  # bytes each, so megabytes for a million
     lasts = "for ever" if query.privacy_unit_period == "forever" else "until its period is final"
-    each = f", {pair:.0f} per (unit, group)" + " in each window" * (query.window is not None)
+    pairs = f"{pair:.0f} per (unit, group), " if pair else ""
     words = (
-        f"about {fixed / 1e6:.1f} MB per query, {unit:.0f} bytes per unit{each if pair else ''}, "
-        f"kept {lasts}; a million units that use all their groups: {million:.0f} MB; {group:.0f} "
-        f"bytes per group, {shown:.0f} and twice the key itself once it is shown, until its window "
-        "is final; and the rows of a trigger, of files a chunk and two ahead, about 60 bytes each"
+        f"about {fixed / 1e6:.1f} MB for the query, {unit:.0f} bytes per unit, kept {lasts}, and "
+        f"until its window is final {pairs}{group:.0f} per group, {shown:.0f} and twice the key "
+        f"itself once it is shown; a million units that use all their groups: {million:.0f} MB; "
+        "rows that wait for their trigger come on top, about 80 bytes each"
     )
     return {
         "bytes_per_query": fixed,

@@ -206,7 +206,11 @@ def _zeros(rows: int, shape: tuple[int, ...], kind: Any) -> npt.NDArray[Any]:
 
 def _flags(rows: int) -> Flags:
     """A flag for each row, in pages of the usual size: a large one would hold two million."""
-    return np.zeros(rows, np.uint8) if rows < _LARGE_PAGE else np.frombuffer(_mapped(rows, (1,)), np.uint8)
+    return (
+        np.zeros(rows, np.uint8)
+        if rows < _LARGE_PAGE
+        else np.frombuffer(_mapped(rows, (1,)), np.uint8)
+    )
 
 
 def _mapped(size: int, spare: tuple[int, ...]) -> mmap.mmap:
