@@ -31,7 +31,6 @@ from dpstream.session import Runs
 from dpstream.session.pipeline import Pipeline, load_pipeline
 from dpstream.session.start_pipeline import open_book, refuse_lost_secret, start, with_engine
 
-
 _KEPT = (
     "what was published, and the exact sums behind it, which leave with noise only",
     "what was charged to the ledger, with digests of what was read",

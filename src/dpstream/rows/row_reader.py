@@ -34,8 +34,8 @@ from dpstream.rows.column_values import (
     types_of,
     unit_in_type,
 )
-from dpstream.rows.row_batch import RejectedRows, RowKeys, Rows, id_pairs, in_order, stepwise
 from dpstream.rows.number_text import one_number_spelling
+from dpstream.rows.row_batch import RejectedRows, RowKeys, Rows, id_pairs, in_order, stepwise
 from dpstream.rows.row_ids import RowIds, column_ids
 
 Codes = npt.NDArray[np.uint8]
