@@ -11,7 +11,6 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -143,7 +142,7 @@ class DeadLetters:
 
     def write(self, name: str, rows: list[Rejected] | pa.Table) -> None:
         """Keep the rows as `<name>.jsonl`; no file is written for no rows."""
-        table = rows if isinstance(rows, pa.Table) else pa.Table.from_pylist([*map(asdict, rows)])
+        table = rows if isinstance(rows, pa.Table) else _table(rows)
         if table.num_rows == 0:
             return
         open_folder(self._folder)
@@ -180,3 +179,8 @@ def _row_text(line: bytes) -> str:
         return str(json.loads(line)["row"])
     except (ValueError, KeyError, TypeError):
         return line.decode(errors="replace")
+
+
+def _table(rows: list[Rejected]) -> pa.Table:
+    columns = {name: [getattr(row, name) for row in rows] for name in _COLUMNS}
+    return pa.table(columns, schema=pa.schema([(name, pa.string()) for name in _COLUMNS]))
