@@ -35,7 +35,7 @@ _KEPT = (
     "what was published, and the exact sums behind it, which leave with noise only",
     "what was charged to the ledger, with digests of what was read",
     "a keyed hash of the unit, marked as full, until its period is over: it lets nothing more in",
-    "backups, and rows that the source still has: erase them there, or bad ones are set aside again",
+    "backups, and rows that the source still has: erase them there, or bad ones come again",
 )
 """What an erasure leaves."""
 
