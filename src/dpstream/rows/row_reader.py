@@ -30,6 +30,7 @@ from dpstream.rows import number_text, parse
 from dpstream.rows.column_values import (
     in_type,
     listed_keys,
+    never_becomes,
     python_values,
     types_before_rows,
     types_of,
@@ -137,14 +138,12 @@ def rows_of_unit(
     could not be read, a row that was cut) counts as the unit's if the unit's text is a word of it.
     """
     cells = [_cell(row, name) for row in rows]
-    untold = np.array([cell is None for cell in cells], bool)
+    unread = never_becomes(pa.string(), kind)
+    untold = np.array([cell is None or unread for cell in cells], bool)
     mine = column_ids(one_number_spelling(unit_in_type(unit, kind, name)), _NO_KEY)
-    try:
-        values, lost = in_type(pa.array(cells, pa.string()), kind, name)
-        named = column_ids(one_number_spelling(values), _NO_KEY)
-        theirs = (named == mine).all(axis=1) & ~lost & ~untold
-    except InvalidInput:  # a type that text never becomes
-        theirs, untold = np.zeros(len(rows), bool), np.ones(len(rows), bool)
+    values, lost = in_type(pa.array(cells, pa.string()), kind)
+    named = column_ids(one_number_spelling(values), _NO_KEY)
+    theirs = (named == mine).all(axis=1) & ~lost & ~untold
     word = re.compile(rf"(?<!\w){re.escape(str(unit).strip())}(?!\w)")
     theirs[untold] = [bool(word.search(rows[at])) for at in np.flatnonzero(untold)]
     return theirs, untold & ~theirs

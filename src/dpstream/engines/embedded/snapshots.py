@@ -218,16 +218,7 @@ def _ids_of_unit(flow: Flow, unit: Any) -> Iterator[Words]:
     kind = flow.reader.types.get(name)
     if kind is None:
         raise StateError("this run has read nothing yet; there is nothing to erase")
-<<<<<<< HEAD
     value = unit_in_type(unit, kind, name)
-=======
-    try:
-        value, lost = in_type(pa.array([unit]), kind)
-    except (InvalidInput, pa.ArrowException, OverflowError):
-        value, lost = pa.nulls(1, kind), np.ones(1, bool)
-    if lost.any():
-        raise InvalidInput(f"the unit must fit the type of column {name!r}, {kind}; got {unit!r}")
->>>>>>> main
     for period in sorted(flow.state.periods):
         yield flow.reader.ids.units(value, np.array([period]))
 
