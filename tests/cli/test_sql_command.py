@@ -324,3 +324,14 @@ def test_a_line_separator_in_a_key_leaves_one_line_of_json():
     table = pa.table({"page": keys}).replace_schema_metadata({"dpstream": about})
 
     assert [row["page"] for row in json.loads(as_json(table))["rows"]] == keys
+
+
+def test_files_that_are_done_go_only_from_a_live_directory_with_a_state(run, folder):
+    """What cannot be is refused before anything is read."""
+    files = run("sql", TIMED, *SOURCE, "--on-done", "move")
+    (folder / "in").mkdir()
+    live = run("sql", TIMED, "--source", "clicks=in", "--live", "--on-done", "delete")
+
+    assert (files.code, live.code) == (2, 2)
+    assert "only a live directory has such files" in files.err
+    assert "without a state directory" in live.err

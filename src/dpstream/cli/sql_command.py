@@ -130,6 +130,12 @@ def sql(
     live: Annotated[
         bool, Option("--live", help="Read a directory that grows, by the clock.")
     ] = False,
+    on_done: Annotated[
+        str,
+        Option(
+            help="With --live and --state: move (to done/) or delete files that no recovery needs."
+        ),
+    ] = "keep",
     everything: Annotated[
         bool, Option("--all", help="Print every release in full, not only a window's last.")
     ] = False,
@@ -163,6 +169,7 @@ def sql(
         sink=sink or kept,
         state=state,
         live=live,
+        on_done=on_done,
         secret=secret,
         ledger=book if isinstance(book, Ledger) else ledger,
         dataset=dataset,

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dpstream.connectors.encode import ENCODERS
+from dpstream.connectors.files.source import ON_DONE
 from dpstream.connectors.server_base import ServerOptions, is_uri
 from dpstream.connectors.storage import safe_name
 from dpstream.connectors.write_ahead import PUSHED, pushed_folder
@@ -38,6 +39,7 @@ _KEYS: dict[str, dict[str, tuple[type, ...]]] = {
     "source": {
         "path": _TEXTS,
         "live": (bool,),
+        "on_done": _TEXT,
         "history": _TEXTS,
         "options": (dict,),
         "column_types": (dict,),
@@ -225,6 +227,9 @@ def _feed(base: Path, name: str, table: Mapping[str, Any]) -> Feed:
     }
     if mib is not None and mib < 1:
         raise InvalidInput(f"buffer_mib must be at least 1; got {mib}")
+    on_done = table.get("on_done", "keep")
+    if on_done not in ON_DONE:
+        raise InvalidInput(f"on_done must be one of {', '.join(ON_DONE)}; got {on_done!r}")
     pushed = path == PUSHED
     endless = is_uri(path) and "until" not in options and "until" not in ServerOptions(path).names
     return Feed(
@@ -234,6 +239,7 @@ def _feed(base: Path, name: str, table: Mapping[str, Any]) -> Feed:
         history=None if history is None else _resolve_all(base, history),
         name=name,
         buffer=None if mib is None else mib << 20,
+        on_done=on_done,
     )
 
 

@@ -12,15 +12,19 @@ the rows are divided into chunks this time.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from pathlib import Path
 from threading import Event, Semaphore
+from typing import Any
 
 import numpy as np
 
 from dpstream.engines.chunks import ChunkReader, OperatorCounts
 from dpstream.engines.clock import Clock
 from dpstream.engines.embedded.arrivals import Arrivals, ArrivedChunk, LiveView, Positions
+from dpstream.engines.embedded.finished_log import FinishedLog
 from dpstream.engines.query_run import Run
 from dpstream.errors import InvalidInput, NoiseReuse
 from dpstream.privacy.state import InputLog
@@ -105,15 +109,30 @@ class RunInput:
             return None
         return slices if slices is None or self.files is None else slices + self.files.take(step)
 
-    @property
-    def positions(self) -> Positions:
-        """How far the live source was read, by partition."""
-        return {} if self.live is None else dict(self.live.positions)
+    def save(self) -> dict[str, Any]:
+        """How far the live source was read, for a snapshot; what is finished is durable."""
+        if self.live is None:
+            return {"positions": {}}
+        return {"positions": dict(self.live.positions), "finished": [*self.live.finished.save()]}
 
-    def go_on_from(self, positions: Positions) -> None:
-        """Read the live source from there on."""
+    def go_on_from(self, saved: Mapping[str, Any], folder: Path, run: bytes) -> None:
+        """Read the live source from there on; `folder` keeps what is finished."""
         if self.live is not None:
-            self.live.positions = dict(positions)
+            self.live.positions = dict(saved.get("positions", {}))
+            self.live.finished = FinishedLog(folder, run, saved.get("finished"))
+            with self.live.view.shared.lock:
+                self.live.finished.resume(self.live.view.shared.source)
+
+    def settle(self, saved: Mapping[str, Any]) -> None:
+        """No recovery goes back beyond this snapshot any more."""
+        if self.live is None:
+            return
+        view, mark = self.live.view, saved.get("finished", (1, 0))
+        with view.shared.lock:
+            finished = self.live.finished.before((mark[0], mark[1]))
+            for name in view.removed:
+                finished.pop(name, None)
+            view.commit(saved["positions"] | finished)
 
     def moved(self) -> Positions | None:
         """The positions that the last step has changed; None if nothing is live."""
@@ -123,6 +142,8 @@ class RunInput:
         """Stop reading."""
         if self.files is not None:
             self.files.close()
+        if self.live is not None:
+            self.live.finished.close()
 
 
 def check_columns(source: Source, query: RowSpec) -> None:
@@ -140,7 +161,8 @@ def check_columns(source: Source, query: RowSpec) -> None:
             f"OPTIONS (column_types = ({name} = INT64)))"
         )
     kinds = query.declared
-    for partition in source.partitions():
+    complete = isinstance(source, LiveView) and source.partitions_end
+    for partition in source.partitions()[: 1 if complete else None]:  # others when they are read
         declared = source.columns(partition)
         if declared is None:
             return
@@ -166,23 +188,24 @@ class LiveInput:
     """Rows of a source that grows: those that arrived before a trigger belong to it."""
 
     def __init__(self, chunks: ChunkReader, view: LiveView, clock: Clock, stop: Event) -> None:
-        self._chunks, self._view, self._clock, self._stop = chunks, view, clock, stop
+        self._chunks, self.view, self._clock, self._stop = chunks, view, clock, stop
         self.positions: Positions = {}
+        """Of partitions that are being read."""
+        self.finished = FinishedLog()
         self._begin(0, replayed=False)
         view.expect(chunks.reader.query.schedule, chunks.reader.query.source_columns, stop)
 
     def moved(self) -> Positions:
         """The positions that this step has changed: what a replay of it must reach."""
-        known = self._before
-        return {p: at for p, at in self.positions.items() if p not in known or known[p] != at}
+        return {p: self._at(p) for p, before in self._before.items() if self._at(p) != before}
 
     def take(self, step: int) -> list[RowSlice] | None:
         """Rows that come until the trigger's time; None if stopped, or if no more can come."""
-        if not self._view.follow(self.positions):
+        if not self.view.follow(self.positions, self.finished.ends):
             return None
         slices: list[RowSlice] = []
         self._begin(step, replayed=False)
-        for chunk in self._view.chunks_before(self._time_of(step)):
+        for chunk in self.view.chunks_before(self._time_of(step)):
             slices += self._rows_of(chunk, step)
         return self._end(slices)
 
@@ -191,6 +214,7 @@ class LiveInput:
         slices: list[RowSlice] = []
         self._begin(step, replayed=True)
         for partition, target in logged.items():
+            self.finished.forget(partition)  # what was finished moves no more: this has its name
             slices += self._read_up_to(partition, target, step)
         return self._end(slices)
 
@@ -206,21 +230,49 @@ class LiveInput:
         return time
 
     def _begin(self, step: int, *, replayed: bool) -> None:
-        self._before, self._replayed = dict(self.positions), replayed
+        self._before: Positions = {}  # of partitions that this step has moved
+        self._ends: Positions = {}  # of those that it has met the end of
+        self._replayed = replayed
+        self._forget_removed()
         self._rejects = StepRejects(self._chunks.operator, step)
+
+    def _forget_removed(self) -> None:
+        """What the source has removed is finished no more: another may take its name."""
+        if self.view.removed:
+            with self.view.shared.lock:
+                for name in self.view.removed:
+                    self.finished.forget(name)
+                self.view.removed = []
 
     def _end(self, slices: list[RowSlice]) -> list[RowSlice] | None:
         """The step has its rows; None: it was stopped, and what it has read is read again."""
         if self._stop.is_set():
-            self.positions = self._before
+            self.positions |= self._before
+            self.positions = {p: at for p, at in self.positions.items() if at is not None}
             return None
         self._rejects.finish()
+        for partition, end in self._ends.items():
+            if self.positions.get(partition) == end:
+                del self.positions[partition]
+                self.finished.add(partition, end, self.view.stamp(partition))
         return slices
+
+    def _at(self, partition: str) -> Position:
+        """How far a partition was read."""
+        at = self.positions.get(partition)
+        return self.finished.ends.get(partition) if at is None else at
 
     def _rows_of(self, chunk: ArrivedChunk, step: int) -> list[RowSlice]:
         """The rows of a chunk that the query has not read yet."""
+        self._forget_removed()
         partition, batch = chunk.partition, chunk.batch
         position = self.positions.get(partition)
+        if partition in self.finished.ends:  # before this reader came, which starts anew
+            return []
+        if chunk.last:
+            self._ends[partition] = chunk.end
+            if position == chunk.end:
+                return []
         if batch is None or position != chunk.start:  # it lags, or was broken off elsewhere
             behind = not is_reached(position, chunk.end)
             return self._read_up_to(partition, chunk.end, step) if behind else []
@@ -234,10 +286,13 @@ class LiveInput:
     ) -> list[RowSlice]:
         """The rows of the next batch of a partition."""
         before = self.positions.get(partition)
+        if batch.position is not None:
+            self._before.setdefault(partition, before)
+            self.positions[partition] = batch.position
+        if not len(batch.table) and not batch.rejected:
+            return []
         rows, rejected = self._chunks.rows(partition, before, batch, arrived=step, parsed=parsed)
         self._rejects.add(partition, rejected)
-        if batch.position is not None:
-            self.positions[partition] = batch.position
         return [(rows, first, end) for *_, first, end in rows.runs]
 
     def _read_up_to(self, partition: str, target: Position, step: int) -> list[RowSlice]:
