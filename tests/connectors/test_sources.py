@@ -20,6 +20,7 @@ from dpstream.connectors.files.source import Files, GrowingDirectory
 from dpstream.connectors.memory import TableSource
 from dpstream.connectors.pipes import StandardInput
 from dpstream.connectors.registry import open_source
+from dpstream.connectors.shared import SharedSource
 from dpstream.errors import InvalidInput, InvalidParameter
 from dpstream.records import Batch, Source
 from tests.support.reading import read_all, rows
@@ -422,3 +423,16 @@ def test_a_time_zone_survives(clicks):
     batch = open_source(clicks).read(str(clicks), None, columns=["ts"])
 
     assert batch.table["ts"][0].as_py() == datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def test_queries_over_one_source_share_what_is_parsed_of_a_chunk(clicks):
+    """Ids are made once for all; a chunk is kept until each query has it, and can be read again."""
+    wanted = [["user", "page"], ["user", "seconds"]]
+    source = SharedSource(open_source(clicks), wanted)
+    (partition,) = source.partitions()
+    first, second = (source.read(partition, None, columns=names) for names in wanted)
+    again = source.read(partition, None, columns=wanted[0])
+
+    assert first.parsed is second.parsed is not None
+    assert again.parsed is not first.parsed
+    assert again.table.equals(first.table)

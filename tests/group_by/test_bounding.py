@@ -150,3 +150,17 @@ def test_counters_say_what_was_kept():
         bucket.keep(step, 0, batch, np.arange(3), np.zeros(3, np.uint8), by_value=True)
     table = bucket.periods[0]
     assert table.numbers[: table.used].tolist() == [[4, 2], [2, 2]]
+
+
+def test_a_unit_with_one_row_in_all_takes_no_place_of_its_group():
+    """Its counter says all that is asked for: the table of units in groups stays empty."""
+    bucket = UnitBucket(bounds=Bounds(rows=1, groups=1, rows_per_group=1))
+    units, groups = UNIT_IDS[:100, 0], GROUP_IDS[:100]
+    for step in range(2):
+        keep_mask = np.zeros(100, np.uint8)
+        batch, places = (units, groups, GROUP_IDS[:100]), np.arange(100)
+        bucket.keep(0, 0, batch, places, keep_mask, by_value=False)
+        assert (keep_mask == (KEPT | FIRST if step == 0 else 0)).all()
+
+    assert bucket.periods[0].used == 100
+    assert not bucket.windows

@@ -18,6 +18,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from inspect import GEN_RUNNING, getgeneratorstate
 from pathlib import Path
 from threading import Event
@@ -61,7 +62,7 @@ from dpstream.query.noise_plan import NoisePlan, plan_query
 from dpstream.query.query import Query
 from dpstream.query.series_query import SeriesQuery
 from dpstream.records import Sink, Source, fence
-from dpstream.rows.row_reader import RowReader
+from dpstream.rows.row_reader import RowReader, rows_of_unit
 
 AnyQuery = Query | SeriesQuery
 
@@ -195,9 +196,20 @@ class Run(ABC):
         """Instead of running: erase one unit from the state directory of a run that has stopped.
 
         Nothing more of this unit is kept (within the periods that are still open): a unit that
-        began anew could contribute twice what the promise allows. What was published stays.
-        Returns in how many groups the unit was: an exact number, for the operator alone.
+        began anew could contribute twice what the promise allows. Its dead letters go, too; how
+        many, and how many do not tell whose they are, is in `operator`. What was published and
+        charged stays; sources, sinks and backups are left alone. Returns in how many groups the
+        unit was: an exact number, for the operator alone.
         """
+
+    def _erase_letters(self, unit: Any, kind: pa.DataType) -> None:
+        """Erase a unit's rows among those that could not be used; `kind`: of its column."""
+        if self.operator.erase_rejected is not None:
+            name = self.query.privacy_unit_column
+            select = partial(rows_of_unit, unit=unit, kind=kind, name=name)
+            erased, unclear = self.operator.erase_rejected(select)
+            self.operator.letters_erased += erased
+            self.operator.letters_unclear = unclear
 
     @property
     @abstractmethod

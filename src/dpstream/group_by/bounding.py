@@ -34,7 +34,10 @@ def unit_table() -> HashTable:
 
 
 def pair_table(bounds: Bounds) -> HashTable:
-    """Units within groups of one window; rows are counted where there may be several."""
+    """Units within groups of one window; rows are counted where there may be several.
+
+    It stays empty where a unit has one row in all.
+    """
     return HashTable(1 if bounds.rows_per_group > 1 else 0)
 
 
@@ -93,7 +96,8 @@ class UnitBucket:
         for start in range(0, len(places), SLICE):
             part = places[start : start + SLICE]
             units.find(batch[0], part, rows)
-            pairs.reserve(len(part))
+            if self.bounds.rows > 1:
+                pairs.reserve(len(part))
             known = _EVERY if most is None else most[start : start + SLICE]
             pair_state = (pairs.words, pairs.index, pairs.touched, pairs.used)
             rows_of = (part, rows, known, batch[0], batch[1], units.words.view(np.int64))
@@ -169,6 +173,10 @@ def _keep_rows(
                 left += 1
                 continue
         if counters[row, _ROWS] >= limits[0]:
+            continue
+        if limits[0] == 1:  # the only row of its unit: nobody asks for the pair again
+            counters[row, _ROWS], counters[row, _GROUPS] = 1, 1
+            out[place] = KEPT | FIRST
             continue
         # Ids are pseudo-random, so an exclusive or with the words swapped is an id of the pair.
         first = units[place, 0] ^ groups[place, 1]

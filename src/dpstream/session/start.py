@@ -120,9 +120,10 @@ def run(
         if given is not ledger:
             given.close()
     place = dead_letters if dead_letters is not None else folder and folder / "dead-letters"
-    operator = OperatorCounts(
-        keep_rejected=None if place is None else DeadLetters(Path(place)).write
-    )
+    operator = OperatorCounts()
+    if place is not None:
+        letters = DeadLetters(Path(place))
+        operator = OperatorCounts(keep_rejected=letters.write, erase_rejected=letters.erase)
     parts: dict[str, Any] = {
         "operator": operator,
         "folder": folder,
@@ -199,6 +200,7 @@ def run_all(
         book.persist(own)  # one in memory must not end before its runs
     if secret is None and folder is not None:  # made at first, never remade
         secret = Secret.load(beside(folder)) if begun else beside(folder)
+    secret = secret if secret is not None else Secret.of(None)  # one for all, in memory
     clock, sink = clock or SystemClock(), sink if engine is not None else shared_sinks(sink)
     views: dict[str, tuple[Any, Any]]
     if engine is None:

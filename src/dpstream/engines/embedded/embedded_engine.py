@@ -64,7 +64,9 @@ class LocalRun(QueryRun):
             self._open_flow(undo, threads=1)
             directory, key = self._storage.directory, self._storage.digest_key
             assert directory is not None
-            return erase_unit(self._flow, directory, unit, digest_key=key)
+            places = erase_unit(self._flow, directory, unit, digest_key=key)
+            self._erase_letters(unit, self._reader.types[self.query.privacy_unit_column])
+            return places
 
     def _open_flow(self, undo: ExitStack, *, threads: int) -> None:
         directory = self._storage.directory

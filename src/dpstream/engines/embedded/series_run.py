@@ -64,10 +64,12 @@ class SeriesRun(Run):
         )
 
     def erase_unit(self, unit: Any) -> int:
-        """Nothing: of a unit only a keyed hash is kept, in windows that are not published yet.
+        """Erase its dead letters: else only a keyed hash is kept, in windows not published yet.
 
         It is what lets no second row of the unit in, and goes with the window.
         """
+        types = known_types(self.query, self.folder, self._input.schemas())
+        self._erase_letters(unit, types[self.query.privacy_unit_column])
         return 0
 
     def _releases(self) -> Generator[pa.Table, None, None]:

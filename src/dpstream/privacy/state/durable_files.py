@@ -117,6 +117,17 @@ def erase(path: Path) -> None:
     sync_directory(path.parent)
 
 
+def erase_part(path: Path, rest: bytes) -> None:
+    """Leave only `rest` of a file, atomically; then overwrite what was there."""
+    if not rest:
+        erase(path)
+        return
+    with path.open("r+b", buffering=0) as file:
+        replace(path, rest)
+        _write(file.fileno(), _zeros(os.fstat(file.fileno()).st_size))
+        os.fsync(file.fileno())
+
+
 def _write(fd: int, content: Sequence[Buffer]) -> None:
     """Write all buffers, one after another, from the start of a file."""
     if sum(len(buffer) for buffer in content) < _LARGE:
