@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from queue import Empty, Queue
 from threading import Event, Thread
@@ -19,7 +20,15 @@ import pyarrow as pa
 from dpstream.connectors.encode import jsonl, with_numbers
 from dpstream.connectors.files.csv import CsvParser
 from dpstream.connectors.files.jsonl import JsonlParser
-from dpstream.connectors.files.text import BLOCK, LONGEST_LINE, Parser, empty_strings, rejected_rows
+from dpstream.connectors.files.text import (
+    BLOCK,
+    LIMITS,
+    Parser,
+    SizeLimits,
+    UnreadableRange,
+    empty_strings,
+    rejected_rows,
+)
 from dpstream.connectors.storage import open_folder
 from dpstream.errors import InvalidInput, StateError
 from dpstream.privacy.state.durable_files import writing
@@ -40,13 +49,14 @@ class StandardInput:
     bounded = False
     replayable = False
 
-    def __init__(self, descriptor: int = 0) -> None:
+    def __init__(self, descriptor: int = 0, *, limits: SizeLimits = LIMITS) -> None:
         self.ended = False
-        self._descriptor = descriptor
+        self._descriptor, self._limits = descriptor, limits
         self._queue: Queue[bytes | OSError] = Queue(maxsize=_READ_AHEAD)
         self._closed = Event()
         self._parser: Parser | None = None
         self._rest = b""  # read, but no whole line yet
+        self._dropped = 0  # bytes before it of a line that is too long
         self._at = 0
         self._line = 1
         self._final = False
@@ -69,12 +79,17 @@ class StandardInput:
                 f"standard input was read up to byte {self._at} and cannot go on from {position}; "
                 "wrap it in WriteAhead to read it again"
             )
-        batch = self._parse(self._rest + self._take_arrived(BLOCK), columns)
-        if len(self._rest) > LONGEST_LINE:
+        longest = self._limits.max_row_bytes
+        # of what arrives, only the first line may be too long: the others fit into it
+        block = self._rest + self._take_arrived(min(BLOCK, longest - _READ_BYTES))
+        ends = self._parser.line_ends if self._parser is not None else b"\n"
+        if len(block) < longest or any(block.find(end, 0, longest) >= 0 for end in ends):
+            return self._parse(block, columns)
+        if self._parser is None:
             raise InvalidInput(
-                f"standard input, byte {self._at}: no line ends within {LONGEST_LINE >> 20} MiB"
+                f"standard input, line 1: no line ends within {longest} bytes (max_row_bytes)"
             )
-        return batch
+        return self._drop_line(block, ends, columns)
 
     def close(self) -> None:
         """Stop reading ahead; a thread that waits for the pipe ends with its next byte."""
@@ -103,6 +118,23 @@ class StandardInput:
         self.ended = self._final
         done = self._final or self._queue.empty()
         return Batch(table=table, position=self._at or None, done=done, rejected=rejected)
+
+    def _drop_line(self, block: bytes, ends: bytes, columns: Columns) -> Batch:
+        """Drop a line that is too long as it comes, but for its beginning; reject it at its end."""
+        longest = self._limits.max_row_bytes
+        found = [at for end in ends if (at := block.find(end, longest)) >= 0]
+        if not found and not self._final:
+            self._dropped += len(block) - longest
+            self._rest = block[:longest]
+            done = self._queue.empty()
+            return Batch(table=empty_strings(columns), position=self._at or None, done=done)
+        stop = min(found, default=len(block) - 1) + 1
+        reason = self._limits.too_long(self._dropped + stop)
+        bad = [UnreadableRange(start=0, stop=stop, reason=reason)]
+        rejected = rejected_rows(NAME, block, bad, self._line)
+        self._at, self._line, self._dropped = self._at + self._dropped + stop, self._line + 1, 0
+        batch = self._parse(block[stop:], columns)
+        return replace(batch, rejected=[*rejected, *batch.rejected])
 
     def _take_arrived(self, most: int) -> bytes:
         """What the thread has read, up to about `most` bytes."""

@@ -1,7 +1,7 @@
 """Durable files for connectors: whole or absent, and errors that say what to do.
 
 `DeadLetters` keeps rows that could not be used, for the operator, with the place and the reason.
-They are raw data: the files are for this user alone, and nothing of them enters a release.
+They are raw data: folder and files are for this user alone, and nothing of them enters a release.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import errno
 import hashlib
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from urllib.parse import quote
@@ -120,8 +121,6 @@ def remove(path: Path) -> None:
 
 
 # Rows that could not be used, kept for the operator with the place and the reason.
-#
-# They are raw data: the files are for this user alone, and nothing of them enters a release.
 
 _COLUMNS = ("where", "reason", "row")
 
@@ -134,6 +133,7 @@ class DeadLetters:
         self._counts: dict[Path, int] = {}
         if folder.is_dir():
             with writing(folder):
+                _keep_private(folder)
                 remove_leftovers(folder)
                 for path in folder.glob("*.jsonl"):
                     self._counts[path] = path.read_bytes().count(b"\n")
@@ -144,6 +144,7 @@ class DeadLetters:
         if table.num_rows == 0:
             return
         open_folder(self._folder)
+        _keep_private(self._folder)
         path = self._folder / f"{safe_name(name)}.jsonl"
         put(path, jsonl(table.select(_COLUMNS)))
         self._counts[path] = table.num_rows
@@ -151,3 +152,9 @@ class DeadLetters:
     def count(self) -> int:
         """How many rows are kept."""
         return sum(self._counts.values())
+
+
+def _keep_private(folder: Path) -> None:
+    """Close a folder to other users, whatever the umask; what others own stays as it is."""
+    with suppress(PermissionError):
+        folder.chmod(0o700)

@@ -14,7 +14,7 @@ import pyarrow as pa
 from dpstream.connectors.files.csv import CsvParser
 from dpstream.connectors.files.jsonl import JsonlParser
 from dpstream.connectors.files.parquet import ParquetFile
-from dpstream.connectors.files.text import TextFile, unreadable
+from dpstream.connectors.files.text import LIMITS, SizeLimits, TextFile, unreadable
 from dpstream.errors import InvalidInput
 from dpstream.records import Batch, Columns, Position
 
@@ -38,7 +38,8 @@ class Files:
     bounded = True
     replayable = True
 
-    def __init__(self, paths: Iterable[Path]) -> None:
+    def __init__(self, paths: Iterable[Path], *, limits: SizeLimits = LIMITS) -> None:
+        self._limits = limits
         self._paths: dict[str, Path] = {}
         self._open: OrderedDict[str, TextFile | ParquetFile] = OrderedDict()
         for path in paths:
@@ -89,10 +90,14 @@ class Files:
         if partition not in self._open:
             path, kind = self._paths[partition], str(suffix(self._paths[partition]))
             if kind == ".parquet":
-                self._open[partition] = ParquetFile(path, name=str(path))
+                self._open[partition] = ParquetFile(
+                    path, name=str(path), limits=self._limits
+                )
             else:
                 parser = (CsvParser if kind.startswith(".csv") else JsonlParser)(str(path))
-                self._open[partition] = TextFile(path, parser, name=str(path))
+                self._open[partition] = TextFile(
+                    path, parser, name=str(path), limits=self._limits
+                )
             if len(self._open) > _MOST_OPEN:
                 self._open.popitem(last=False)[1].close()
         self._open.move_to_end(partition)
@@ -112,8 +117,8 @@ class GrowingDirectory(Files):
     bounded = False
     partitions_end = True  # a file is complete when it comes
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__([])
+    def __init__(self, folder: Path, *, limits: SizeLimits = LIMITS) -> None:
+        super().__init__([], limits=limits)
         _check_folder(folder)
         self._folder = folder
         self._known: list[str] = []
