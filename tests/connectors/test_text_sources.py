@@ -352,9 +352,7 @@ def test_gzip_is_unpacked_once(tmp_path, monkeypatch):
     path = tmp_path / "rows.csv.gz"
     path.write_bytes(gzip.compress(b"a\n" + b"12345\n" * 500_000))
     rewinds = []
-    monkeypatch.setattr(
-        "gzip._GzipReader._rewind", lambda self: rewinds.append(self._pos)
-    )
+    monkeypatch.setattr("gzip._GzipReader._rewind", lambda self: rewinds.append(self._pos))
     batches = read_all(open_source(path, options={"max_row_bytes": MIB}))
     assert sum(batch.table.num_rows for batch in batches) == 500_000
     assert len(batches) > 2

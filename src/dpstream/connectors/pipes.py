@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from queue import Empty, Queue
@@ -37,6 +39,7 @@ from dpstream.records import Batch, Columns, Position
 NAME = "stdin"
 _READ_BYTES = 1 << 16
 _READ_AHEAD = 256  # reads that the thread is ahead of its reader
+_LOOK = 0.05  # seconds between two looks at whether the thread has ended
 
 
 class StandardInput:
@@ -60,8 +63,10 @@ class StandardInput:
         self._at = 0
         self._line = 1
         self._final = False
-        # a daemon: a read that waits for a silent pipe must not keep the process alive
-        Thread(target=self._read_ahead, name="dpstream-stdin", daemon=True).start()
+        self._wake = os.pipe()  # closing it ends a wait for a silent pipe
+        # a daemon: who forgets to close it must be able to leave all the same
+        self._thread = Thread(target=self._read_ahead, name="dpstream-stdin", daemon=True)
+        self._thread.start()
 
     def partitions(self) -> list[str]:
         """The input itself."""
@@ -92,10 +97,16 @@ class StandardInput:
         return self._drop_line(block, ends, columns)
 
     def close(self) -> None:
-        """Stop reading ahead; a thread that waits for the pipe ends with its next byte."""
+        """Stop reading ahead: what a thread holds at the exit of the process is never freed."""
+        if self._closed.is_set():
+            return
         self._closed.set()
-        while not self._queue.empty():
-            self._queue.get_nowait()
+        os.close(self._wake[1])
+        while self._thread.is_alive():
+            with suppress(Empty):
+                self._queue.get_nowait()  # it may wait for room
+            self._thread.join(_LOOK)
+        os.close(self._wake[0])
 
     def _parse(self, block: bytes, columns: Columns) -> Batch:
         used, table, rejected = 0, empty_strings(columns), []
@@ -153,7 +164,15 @@ class StandardInput:
     def _read_ahead(self) -> None:
         """Hand on what comes; an empty read is the end."""
         content: bytes | OSError = b" "
-        while content and not self._closed.is_set():
+        waiting = select.poll()
+        for descriptor in (self._descriptor, self._wake[0]):
+            waiting.register(descriptor, select.POLLIN)
+        while content:
+            ready = [descriptor for descriptor, _ in waiting.poll()]
+            if self._closed.is_set():
+                return
+            if self._descriptor not in ready:
+                continue
             try:
                 # not sys.stdin.buffer: its lock, held while waiting, would break the exit
                 content = os.read(self._descriptor, _READ_BYTES)

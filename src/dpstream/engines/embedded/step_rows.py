@@ -242,9 +242,7 @@ class LiveInput:
             self.positions[partition] = batch.position
         return [(rows, first, end) for *_, first, end in rows.runs]
 
-    def _read_up_to(
-        self, partition: str, target: Position, step: int, slices: StepRows
-    ) -> None:
+    def _read_up_to(self, partition: str, target: Position, step: int, slices: StepRows) -> None:
         """Add a partition's rows until a position, from the source, or until the run is stopped."""
         while (before := self.positions.get(partition)) != target and not self._stop.is_set():
             batch = self._chunks.batch(partition, before, until=target)
