@@ -20,7 +20,7 @@ from threading import Event, Semaphore
 import numpy as np
 
 from dpstream.engines.chunks import ChunkReader, OperatorCounts
-from dpstream.engines.clock import Clock
+from dpstream.engines.clock import Clock, OverdueTriggers
 from dpstream.engines.embedded.arrivals import Arrivals, ArrivedChunk, LiveView, Positions
 from dpstream.engines.query_run import Run
 from dpstream.errors import InvalidInput, NoiseReuse
@@ -95,7 +95,9 @@ class RunInput:
             self.files = FileInput(chunks, memory=run.options.memory)
         if isinstance(run.source, LiveView):
             chunks = ChunkReader(run.source, reader, run.operator)
-            self.live = LiveInput(chunks, run.source, run.clock, run.stopped)
+            self.live = LiveInput(
+                chunks, run.source, run.clock, run.stopped, most=run.options.overdue_at_once
+            )
 
     def read(self, step: int, log: InputLog | None) -> StepRows | None:
         """A step's rows, those of a logged one to where the log says; None if stopped."""
@@ -166,8 +168,17 @@ def most_kept(query: RowSpec) -> int:
 class LiveInput:
     """Rows of a source that grows: those that arrived before a trigger belong to it."""
 
-    def __init__(self, chunks: ChunkReader, view: LiveView, clock: Clock, stop: Event) -> None:
+    def __init__(
+        self,
+        chunks: ChunkReader,
+        view: LiveView,
+        clock: Clock,
+        stop: Event,
+        *,
+        most: int = 1000,
+    ) -> None:
         self._chunks, self._view, self._clock, self._stop = chunks, view, clock, stop
+        self._overdue = OverdueTriggers(clock, stop, most)
         self.positions: Positions = {}
         self._begin(0, replayed=False)
         view.expect(chunks.reader.query.schedule, chunks.reader.query.source_columns, stop)
@@ -181,6 +192,7 @@ class LiveInput:
         """Rows that come until the trigger's time; None if stopped, or if no more can come."""
         if not self._view.follow(self.positions):
             return None
+        self._overdue.pace(self._time_of(step))
         slices = StepRows(most_kept(self._chunks.reader.query))
         self._begin(step, replayed=False)
         for chunk in self._view.chunks_before(self._time_of(step)):
