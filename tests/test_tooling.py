@@ -222,8 +222,8 @@ def test_every_requirement_of_core_and_dev_is_pinned():
 
 
 TARGETS = [
-    "demo", "test", "everything", "golden", "stored", "long", "lint", "bench", "docs", "clean", "help",
-    "servers",
+    "demo", "test", "everything", "golden", "stored", "long", "lint", "bench", "docs", "clean",
+    "help", "servers",
 ]  # fmt: skip
 
 
