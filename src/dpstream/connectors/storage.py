@@ -11,7 +11,6 @@ import hashlib
 import os
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 from urllib.parse import quote
 
@@ -140,7 +139,7 @@ class DeadLetters:
 
     def write(self, name: str, rows: list[Rejected] | pa.Table) -> None:
         """Keep the rows as `<name>.jsonl`; no file is written for no rows."""
-        table = rows if isinstance(rows, pa.Table) else pa.Table.from_pylist([*map(asdict, rows)])
+        table = rows if isinstance(rows, pa.Table) else _table(rows)
         if table.num_rows == 0:
             return
         open_folder(self._folder)
@@ -158,3 +157,8 @@ def _keep_private(folder: Path) -> None:
     """Close a folder to other users, whatever the umask; what others own stays as it is."""
     with suppress(PermissionError):
         folder.chmod(0o700)
+
+
+def _table(rows: list[Rejected]) -> pa.Table:
+    columns = {name: [getattr(row, name) for row in rows] for name in _COLUMNS}
+    return pa.table(columns, schema=pa.schema([(name, pa.string()) for name in _COLUMNS]))
