@@ -23,7 +23,7 @@ from dpstream.connectors.encode import ENCODERS
 from dpstream.connectors.files.sink import DirectorySink
 from dpstream.connectors.files.source import SUFFIXES, Files, GrowingDirectory, suffix
 from dpstream.connectors.files.text import SizeLimits
-from dpstream.connectors.memory import TableSource, as_table
+from dpstream.connectors.memory import table_source
 from dpstream.connectors.pipes import StandardInput, StdoutSink
 from dpstream.connectors.server_base import ServerOptions, is_uri
 from dpstream.connectors.shared import AllSinks
@@ -120,13 +120,11 @@ def open_source(
     if is_uri(spec):
         source: Source = open_uri("source", spec, options)
         return source
-    table = None if isinstance(spec, Source) else as_table(spec)
-    if options and (isinstance(spec, Source) or table is not None):
+    opened = spec if isinstance(spec, Source) else table_source(spec)
+    if opened is not None and options:
         raise InvalidParameter(f"a table, or a source that is open, has no options; got {options}")
-    if isinstance(spec, Source):
-        return spec
-    if table is not None:
-        return TableSource(table)
+    if opened is not None:
+        return opened
     limits = SizeLimits.of(options)
     if isinstance(spec, str) and spec == "-":
         return StandardInput(limits=limits)

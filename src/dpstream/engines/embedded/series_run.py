@@ -79,6 +79,7 @@ class SeriesRun(Run):
                 keep_types(counts.reader, self._log)
             undo.callback(self._input.close)
             self._input.open(counts.reader)
+            yield None
             yield from self._publish_steps(counts)
 
     def _open_runner(self, undo: ExitStack) -> Secret:

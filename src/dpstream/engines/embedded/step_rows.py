@@ -38,6 +38,7 @@ from dpstream.records import (
     Source,
     is_reached,
 )
+from dpstream.rows.column_values import never_becomes, types_of
 from dpstream.rows.row_batch import Rows, RowSlice
 from dpstream.rows.row_reader import ParsedColumns, RowReader
 
@@ -147,6 +148,7 @@ def check_columns(source: Source, query: RowSpec) -> None:
             "'FLOAT64', ... (in SQL: "
             f"OPTIONS (column_types = ({name} = INT64)))"
         )
+    kinds = query.declared
     for partition in source.partitions():
         declared = source.columns(partition)
         if declared is None:
@@ -156,6 +158,17 @@ def check_columns(source: Source, query: RowSpec) -> None:
             raise InvalidInput(
                 f"{partition} has no column {missing[0]!r}; it has {', '.join(declared)}"
             )
+        if not source.bounded:
+            continue  # rows of a type that never becomes the run's are set aside when they come
+        if query.prepare is None and not kinds.keys() >= {query.privacy_unit_column, *query.keys}:
+            kinds = kinds | types_of(query, declared)
+        for name in kinds.keys() & declared.keys():
+            if never_becomes(declared[name], kinds[name]):
+                raise InvalidInput(
+                    f"column {name!r} is {kinds[name]} in this run and {declared[name]} in "
+                    f"{partition}, and the one does not become the other by value; give all files "
+                    f"one type, or declare another: column_types={{{name!r}: ...}}"
+                )
 
 
 def most_kept(query: RowSpec) -> int:
