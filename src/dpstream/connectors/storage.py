@@ -1,7 +1,7 @@
 """Durable files for connectors: whole or absent, and errors that say what to do.
 
 `DeadLetters` keeps rows that could not be used, for the operator, with the place and the reason.
-They are raw data: the files are for this user alone, and nothing of them enters a release.
+They are raw data: folder and files are for this user alone, and nothing of them enters a release.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -122,8 +123,6 @@ def remove(path: Path) -> None:
 
 
 # Rows that could not be used, kept for the operator with the place and the reason.
-#
-# They are raw data: the files are for this user alone, and nothing of them enters a release.
 
 _COLUMNS = ("where", "reason", "row")
 
@@ -136,6 +135,7 @@ class DeadLetters:
         self._counts: dict[Path, int] = {}
         if folder.is_dir():
             with writing(folder):
+                _keep_private(folder)
                 remove_leftovers(folder, overwrite=True)
                 for path in folder.glob("*.jsonl"):
                     self._counts[path] = path.read_bytes().count(b"\n")
@@ -146,6 +146,7 @@ class DeadLetters:
         if table.num_rows == 0:
             return
         open_folder(self._folder)
+        _keep_private(self._folder)
         path = self._folder / f"{safe_name(name)}.jsonl"
         put(path, jsonl(table.select(_COLUMNS)))
         self._counts[path] = table.num_rows
@@ -179,6 +180,12 @@ def _row_text(line: bytes) -> str:
         return str(json.loads(line)["row"])
     except (ValueError, KeyError, TypeError):
         return line.decode(errors="replace")
+
+
+def _keep_private(folder: Path) -> None:
+    """Close a folder to other users, whatever the umask; what others own stays as it is."""
+    with suppress(PermissionError):
+        folder.chmod(0o700)
 
 
 def _table(rows: list[Rejected]) -> pa.Table:

@@ -82,8 +82,17 @@ class EngineOptions:
     buffer: int = BUFFER
     """Bytes of a live source's rows that are held for queries that lag; beyond, they are read from
     the source again (or, where that cannot be and there is no state directory, reading waits)."""
+    overdue_at_once: int = 1000
+    """Overdue triggers of a live run (after a stop, or a clock that went ahead) that are published
+    one after another; then it pauses for a second."""
     run_id: bytes | None = None
     """For tests alone: runs that share it and their secret share their noise."""
+
+    def __post_init__(self) -> None:
+        if self.overdue_at_once < 1:
+            raise InvalidParameter(
+                f"overdue_at_once must be at least 1; got {self.overdue_at_once!r}"
+            )
 
 
 @dataclass(kw_only=True, repr=False, eq=False)

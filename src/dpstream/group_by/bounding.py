@@ -7,7 +7,9 @@ row is kept if it fits all three bounds. So every replay, and every engine, keep
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,8 @@ from dpstream.compiled import compiled
 from dpstream.group_by.hash_tables import FAR, SLICE, Flags, HashTable, prefetch, row_bits
 from dpstream.query.query import Bounds
 from dpstream.records import Integers, Words
+from dpstream.rows.row_batch import Rows, RowSlice, rows_at, rows_by_window
+from dpstream.rows.row_ids import combine, multiset_digest
 
 KEPT, FIRST = 1, 2
 """A row is kept; it is the first of its unit in its group."""
@@ -207,3 +211,53 @@ def _keep_rows(
                     break
             slot = (slot + one) & mask
     return used, left
+
+
+FLOOD = 1 << 22
+"""Rows of a step that are held as they come; beyond, those that cannot be kept are let go."""
+
+
+class StepRows(list[RowSlice]):
+    """The rows of a step; of a flood, only those of each unit and group that may be kept.
+
+    Of the rows of a unit in a group bounding takes those with the smallest hashes, `most` of them,
+    and where it takes one of them not, it takes none that come after it. So the others never count,
+    whatever else the step has, and memory goes with units and groups instead of rows. `let_go` is
+    their digest, which is part of the step's all the same.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.let_go = (0, 0)
+        self._most, self._held, self._enough = most, 0, FLOOD
+
+    def add(self, slices: Sequence[RowSlice]) -> None:
+        """Take more of the step's rows."""
+        if isinstance(slices, StepRows):
+            self.let_go = combine(self.let_go, slices.let_go)
+        self += slices
+        self._held += sum(end - first for _, first, end in slices)
+        if self._held > self._enough:
+            parts = [rows for _, _, rows in rows_by_window(self)]
+            self.clear()
+            self._held = 0
+            while parts:
+                self._thin(parts.pop())
+            self._enough = max(FLOOD, 2 * self._held)
+
+    def digest(self) -> tuple[int, int]:
+        """The digest of all its rows."""
+        held = (multiset_digest(rows.digests[first:end]) for rows, first, end in self)
+        return reduce(combine, held, self.let_go)
+
+    def _thin(self, rows: Rows) -> None:
+        """Hold what may be kept of the rows of one window and period."""
+        pairs = HashTable().rows(rows.units ^ rows.groups[:, ::-1])  # as in `_keep_rows`
+        many = np.flatnonzero(np.bincount(pairs)[pairs] > self._most)
+        many = many[np.lexsort((rows.digests[many, 0], pairs[many]))]
+        places, pairs = np.arange(len(many)), pairs[many]
+        begins = np.maximum.accumulate(np.where(np.diff(pairs, prepend=-1) != 0, places, 0))
+        kept = np.ones(len(rows), bool)
+        kept[many[places - begins >= self._most]] = False
+        self.let_go = combine(self.let_go, multiset_digest(rows.digests[~kept]))
+        self.append((rows_at(rows, np.flatnonzero(kept)), 0, int(kept.sum())))
+        self._held += int(kept.sum())

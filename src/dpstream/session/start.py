@@ -13,6 +13,7 @@ from typing import Any, TypeAlias, cast
 import pyarrow as pa
 
 from dpstream.connectors.files.source import open_directory
+from dpstream.connectors.files.text import SizeLimits
 from dpstream.connectors.registry import open_sink, open_source
 from dpstream.connectors.server_base import ServerOptions, is_uri
 from dpstream.connectors.shared import SharedSink, SharedSource, shared_sinks
@@ -51,7 +52,7 @@ class Feed:
     history: SourceSpec | None = None
     name: str = ""
     options: Mapping[str, Any] | None = None
-    """Of a server that a URI names."""
+    """Of a server that a URI names, or limits of sizes for files and standard input."""
     buffer: int | None = None
     """Bytes of a live source's rows that are held for queries that lag; None: as the run's options
     say."""
@@ -289,7 +290,7 @@ def _open_feed(feed: Feed, folder: Path | None) -> Source:
     if feed.on_done != "keep" and folder is None:
         raise _not_removed("without a state directory nobody knows when they are needed no more")
     if growing:
-        opened = open_directory(Path(source), feed.on_done)
+        opened = open_directory(Path(source), feed.on_done, limits=SizeLimits.of(feed.options))
     else:
         opened = open_source(source, options=feed.options)
     if not opened.replayable and folder is not None:

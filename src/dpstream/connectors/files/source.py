@@ -18,7 +18,7 @@ import pyarrow as pa
 from dpstream.connectors.files.csv import CsvParser
 from dpstream.connectors.files.jsonl import JsonlParser
 from dpstream.connectors.files.parquet import ParquetFile
-from dpstream.connectors.files.text import TextFile, unreadable
+from dpstream.connectors.files.text import LIMITS, SizeLimits, TextFile, unreadable
 from dpstream.errors import InvalidInput, InvalidParameter
 from dpstream.privacy.state.durable_files import file_identity, make_directory, sync_directory
 from dpstream.records import Batch, Columns, Position
@@ -52,7 +52,8 @@ class Files:
     bounded = True
     replayable = True
 
-    def __init__(self, paths: Iterable[Path]) -> None:
+    def __init__(self, paths: Iterable[Path], *, limits: SizeLimits = LIMITS) -> None:
+        self._limits = limits
         self._paths: dict[str, Path] = {}
         self._open: OrderedDict[str, TextFile | ParquetFile] = OrderedDict()
         for path in paths:
@@ -103,10 +104,10 @@ class Files:
         if partition not in self._open:
             path, kind = self._paths[partition], str(suffix(self._paths[partition]))
             if kind == ".parquet":
-                self._open[partition] = ParquetFile(path, name=str(path))
+                self._open[partition] = ParquetFile(path, name=str(path), limits=self._limits)
             else:
                 parser = (CsvParser if kind.startswith(".csv") else JsonlParser)(str(path))
-                self._open[partition] = TextFile(path, parser, name=str(path))
+                self._open[partition] = TextFile(path, parser, name=str(path), limits=self._limits)
             if len(self._open) > _MOST_OPEN:
                 self._open.popitem(last=False)[1].close()
         self._open.move_to_end(partition)
@@ -130,8 +131,8 @@ class GrowingDirectory(Files):
     partitions_end = True  # a file is complete when it comes
     _sharing = fcntl.LOCK_SH
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__([])
+    def __init__(self, folder: Path, *, limits: SizeLimits = LIMITS) -> None:
+        super().__init__([], limits=limits)
         _check_folder(folder)
         self._folder = folder
         self._known: set[str] = set()
@@ -281,8 +282,8 @@ class EmptiedDirectory(GrowingDirectory):
 
     _sharing = fcntl.LOCK_EX
 
-    def __init__(self, folder: Path, on_done: str) -> None:
-        super().__init__(folder)
+    def __init__(self, folder: Path, on_done: str, *, limits: SizeLimits = LIMITS) -> None:
+        super().__init__(folder, limits=limits)
         if not os.access(folder, os.W_OK | os.X_OK):
             raise InvalidInput(f"on_done: files cannot be removed from {folder}; allow it to write")
         self._on_done = on_done
@@ -380,11 +381,17 @@ class EmptiedDirectory(GrowingDirectory):
         sync_directory(folder)
 
 
-def open_directory(folder: Path, on_done: str = "keep") -> GrowingDirectory:
+def open_directory(
+    folder: Path, on_done: str = "keep", *, limits: SizeLimits = LIMITS
+) -> GrowingDirectory:
     """A live directory; `on_done`: what becomes of files that no recovery needs any more."""
     if on_done not in ON_DONE:
         raise InvalidParameter(f"on_done must be one of {', '.join(ON_DONE)}; got {on_done!r}")
-    opened = GrowingDirectory(folder) if on_done == "keep" else EmptiedDirectory(folder, on_done)
+    opened = (
+        GrowingDirectory(folder, limits=limits)
+        if on_done == "keep"
+        else EmptiedDirectory(folder, on_done, limits=limits)
+    )
     opened.claim()
     return opened
 
