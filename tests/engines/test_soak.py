@@ -211,7 +211,9 @@ def test_a_long_life_with_kills_is_as_one_without(tmp_path):
 
     assert published(tmp_path / "killed") == expected
     assert len(sizes) > TRIGGERS / max(LIVES)
-    for what, more in {"memory": 4 << 20, "threads": 0, "descriptors": 0, "files": 6}.items():
+    # pools start their threads when they are first needed; what leaks at a trigger leaks hundreds
+    slack = {"memory": 16 << 20, "threads": 4, "descriptors": 4, "files": 6}
+    for what, more in slack.items():
         first, last = (
             max(m[what] for m in part) for part in (measured[:-third], measured[-third:])
         )
