@@ -167,6 +167,7 @@ def test_a_book_that_refuses_later_is_shown_as_it_is(pipeline):
     A book that is too small stays so until the operator acts: it is not tried again.
     """
     with served(pipeline, "--clients-per-address", "2") as server:
+        until(lambda: server.health()["newest_release"] >= 1)  # it is charged
         running = json.loads(server.ask("/api/queries/pages")[1])
         (pipeline.parent / "state" / "pages").rename(pipeline.parent / "gone")
         os.kill(_worker(server), signal.SIGKILL)  # a new run would be charged anew
