@@ -14,6 +14,7 @@ from dpstream.connectors.testing.suites import Read, all_rows, drain, replay
 from dpstream.engines.query_run import EngineOptions
 from dpstream.errors import InvalidInput, InvalidParameter, RowsLost
 from tests.servers import kafka_tools as tools
+from tests.support import processes
 
 pytestmark = pytest.mark.servers
 
@@ -81,12 +82,18 @@ def test_gaps_in_the_offsets(kafka, topic):
     assert read.positions[-1][2] > 3  # a marker and an aborted batch lie between
 
 
+def where_it_begins(source):
+    """What a source that starts at the end has read, once a broker has told it where that is."""
+    found = everything(source, 0)
+    return found if found and all(read.positions[-1] for read in found.values()) else None
+
+
 def test_partitions_that_are_added(kafka, topic, monkeypatch):
     """They are found while the stream runs, and read from their first message."""
     monkeypatch.setattr("dpstream.connectors.kafka.client._LOOK_EVERY", 0.2)
     tools.send(kafka, topic, [{"user": "before"}], partition=0)
     source = opened(kafka, topic, start="latest")
-    found = everything(source, 0)
+    found = processes.until(lambda: where_it_begins(source))
     tools.send(kafka, topic, [{"user": "old place"}], partition=0)
     tools.add_partitions(kafka, topic, 3)
     for number in (1, 2):
