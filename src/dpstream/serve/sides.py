@@ -76,6 +76,7 @@ _REFUSALS = {
     404: "there is no such thing",
     409: "not possible here",
     413: "the body is too large",
+    414: "the address is too long",
     415: "the body is of a kind that is not taken",
     422: "a parameter or the body cannot be used",
     429: "too many requests",
@@ -439,7 +440,7 @@ class Endpoint:
         responses: dict[str, Any] = {str(self.status): {"description": "ok", "content": content}}
         if self.method == "GET":
             responses["304"] = {"description": "it has not changed"}
-        for status in self.refuses:
+        for status in (*self.refuses, 414):
             responses[str(status)] = {"description": _REFUSALS[status], "content": _ERROR}
         operation: dict[str, Any] = {
             "summary": self.summary,
