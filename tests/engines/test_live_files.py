@@ -242,14 +242,18 @@ def test_on_done_is_refused_where_it_cannot_be(tmp_path):
             start_live(tmp_path, ScriptedClock(), **{"on_done": "move"} | changes)
 
 
-def test_a_snapshot_does_not_hold_what_is_finished(tmp_path, expected):
-    """Nor does a start open those files again."""
-    clock = ScriptedClock(0, arrivals(tmp_path / "in"))
-    running = start_live(tmp_path, clock)
+def leave_after_four_steps(running):
+    """The process goes on; the run is left as a kill would leave it, behind its second snapshot."""
     for _ in running:
         if running.steps_done == 4:
             break
     running.close()
+
+
+def test_a_snapshot_does_not_hold_what_is_finished(tmp_path, expected):
+    """Nor does a start open those files again."""
+    clock = ScriptedClock(0, arrivals(tmp_path / "in"))
+    leave_after_four_steps(start_live(tmp_path, clock))
     (newest,) = sorted((tmp_path / "state").glob("manifest-*.dps"))[-1:]
     facts = read_packed(newest, kind="manifest")["facts"]
     assert (facts["positions"], facts["finished"][0]) == ({}, 1)
@@ -412,11 +416,7 @@ def test_a_file_that_grows_while_it_is_read_stops_nothing(tmp_path, monkeypatch,
 def test_a_file_that_changes_after_a_restart_is_told(tmp_path, caplog):
     """The state knows how it was when it was read; what is added is not counted then either."""
     clock = ScriptedClock(0, arrivals(tmp_path / "in"))
-    running = start_live(tmp_path, clock)
-    for _ in running:
-        if running.steps_done == 4:
-            break
-    running.close()
+    leave_after_four_steps(start_live(tmp_path, clock))
     with (tmp_path / "in" / "9.parquet").open("ab") as file:
         file.write(b"more")
     start_live(tmp_path, clock).finish()

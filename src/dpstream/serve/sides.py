@@ -464,7 +464,7 @@ class Side:
 
     def endpoints(self) -> list[Endpoint]:
         """Every route of the document."""
-        raise NotImplementedError
+        raise NotImplementedError  # the public side and the operator's have their own
 
     def asgi(
         self,
