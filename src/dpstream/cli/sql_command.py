@@ -130,6 +130,9 @@ def sql(
     live: Annotated[
         bool, Option("--live", help="Read a directory that grows, by the clock.")
     ] = False,
+    on_damage: Annotated[
+        str, Option(help="A file that cannot be read: quarantine it and go on, or stop.")
+    ] = "quarantine",
     everything: Annotated[
         bool, Option("--all", help="Print every release in full, not only a window's last.")
     ] = False,
@@ -163,6 +166,7 @@ def sql(
         sink=sink or kept,
         state=state,
         live=live,
+        on_damage=on_damage,
         secret=secret,
         ledger=book if isinstance(book, Ledger) else ledger,
         dataset=dataset,

@@ -7,9 +7,8 @@ from typing import Any
 import pyarrow as pa
 
 from dpstream.connectors.files.parquet import plain_type
-from dpstream.connectors.files.text import select_columns
 from dpstream.errors import InvalidInput
-from dpstream.records import Batch, Columns, Position
+from dpstream.records import Batch, Columns, Position, select_columns
 
 ROWS = 1 << 18
 

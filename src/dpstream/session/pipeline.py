@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dpstream.connectors.encode import ENCODERS
+from dpstream.connectors.files.source import ON_DAMAGE
 from dpstream.connectors.server_base import ServerOptions, is_uri
 from dpstream.connectors.storage import safe_name
 from dpstream.connectors.write_ahead import PUSHED, pushed_folder
@@ -42,6 +43,7 @@ _KEYS: dict[str, dict[str, tuple[type, ...]]] = {
         "options": (dict,),
         "column_types": (dict,),
         "buffer_mib": (int,),
+        "on_damage": _TEXT,
     },
     "budget": {"dataset": _TEXT, "epsilon": _NUMBER, "delta": _NUMBER, "ledger": _TEXT},
     "state": {"path": _TEXT, "secret": _TEXT},
@@ -225,6 +227,9 @@ def _feed(base: Path, name: str, table: Mapping[str, Any]) -> Feed:
     }
     if mib is not None and mib < 1:
         raise InvalidInput(f"buffer_mib must be at least 1; got {mib}")
+    damage = table.get("on_damage", "quarantine")
+    if damage not in ON_DAMAGE:
+        raise InvalidInput(f"on_damage must be quarantine or stop; got {damage!r}")
     pushed = path == PUSHED
     endless = is_uri(path) and "until" not in options and "until" not in ServerOptions(path).names
     return Feed(
@@ -234,6 +239,7 @@ def _feed(base: Path, name: str, table: Mapping[str, Any]) -> Feed:
         history=None if history is None else _resolve_all(base, history),
         name=name,
         buffer=None if mib is None else mib << 20,
+        on_damage=damage,
     )
 
 

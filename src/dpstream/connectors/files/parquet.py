@@ -11,9 +11,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dpstream.connectors.files.text import select_columns, unreadable
-from dpstream.errors import InvalidInput
-from dpstream.records import Batch, Columns, Position
+from dpstream.errors import InvalidInput, UnusableFile, unreadable
+from dpstream.records import Batch, Columns, Position, select_columns
 
 ROWS = 1 << 20
 """A larger row group is delivered in slices of this many rows."""
@@ -46,7 +45,7 @@ class ParquetFile:
         """The rest of a row group, or its next slice."""
         known = self._schema.names
         if len(set(known)) < len(known):
-            raise InvalidInput(f"{self._name}: column names must differ; got {', '.join(known)}")
+            raise UnusableFile(f"{self._name}: column names must differ; got {', '.join(known)}")
         names = select_columns(self._name, known, columns)
         groups = self._file.num_row_groups
         group, offset = self._parse(position, [0, 0])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 from collections import OrderedDict
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,12 +16,15 @@ import pyarrow as pa
 from dpstream.connectors.files.csv import CsvParser
 from dpstream.connectors.files.jsonl import JsonlParser
 from dpstream.connectors.files.parquet import ParquetFile
-from dpstream.connectors.files.text import TextFile, unreadable
-from dpstream.errors import InvalidInput
-from dpstream.records import Batch, Columns, Position
+from dpstream.connectors.files.text import TextFile, empty_strings
+from dpstream.connectors.files.trial import start_trials, try_parquet
+from dpstream.errors import InvalidInput, InvalidParameter, UnusableFile, unreadable
+from dpstream.records import Batch, Columns, Position, is_quarantined
 
 SUFFIXES = (".csv", ".csv.gz", ".jsonl", ".jsonl.gz", ".ndjson", ".ndjson.gz", ".parquet")
+ON_DAMAGE = ("quarantine", "stop")
 _MOST_OPEN = 32
+_LONGEST_REASON = 300
 _LOG = logging.getLogger("dpstream.sources")
 
 
@@ -32,13 +37,19 @@ def suffix(path: Path) -> str | None:
 class Files:
     """Files that are all there, named by their paths as given.
 
-    One thread reads at a time; the files read last stay open.
+    One thread reads at a time; the files read last stay open. `on_damage`: a file that cannot be
+    used is quarantined ("quarantine"), or its error is raised ("stop").
     """
 
     bounded = True
     replayable = True
 
-    def __init__(self, paths: Iterable[Path]) -> None:
+    def __init__(self, paths: Iterable[Path], *, on_damage: str = "stop") -> None:
+        if on_damage not in ON_DAMAGE:
+            raise InvalidParameter(f"on_damage must be {' or '.join(ON_DAMAGE)}; got {on_damage!r}")
+        self.quarantines = on_damage == "quarantine"
+        self._tried: dict[str, set[str]] = {}  # Parquet files, and which columns can be read
+        self._marks: dict[str, Position] = {}
         self._paths: dict[str, Path] = {}
         self._open: OrderedDict[str, TextFile | ParquetFile] = OrderedDict()
         for path in paths:
@@ -50,16 +61,72 @@ class Files:
 
     def columns(self, partition: str) -> dict[str, pa.DataType] | None:
         """The types of a Parquet file; None for text."""
+        self._try(partition, ())
         return self._reader(partition).columns()
+
+    def check(self, partition: str, columns: Columns, *, whole: bool = False) -> Position:
+        """None if these columns can be read; else the position that says that it is quarantined."""
+        try:
+            self._try(partition, columns)
+            reader = self._reader(partition)
+            if isinstance(reader, TextFile):
+                reader.check(columns)
+                if whole:
+                    reader.read_through()
+        except UnusableFile as problem:
+            return self._quarantine(partition, problem, None)
+        return None
 
     def read(
         self, partition: str, position: Position, *, columns: Columns = None, until: Position = None
     ) -> Batch:
-        """One row group or block of the file."""
+        """One row group or block of the file; none of one that is quarantined."""
+        for place in (position, until):
+            if is_quarantined(place):
+                return Batch(table=empty_strings(columns), position=place, done=True)
+        try:
+            return self._read(partition, position, columns, until)
+        except UnusableFile as problem:
+            if until is not None:
+                raise
+            mark = self._quarantine(partition, problem, position)
+            return Batch(table=empty_strings(columns), position=mark, done=True)
+
+    def _read(self, partition: str, position: Position, columns: Columns, until: Position) -> Batch:
+        self._try(partition, columns)
         batch = self._reader(partition).read(position, columns, until)
         if batch.done:
             self._open.pop(partition).close()
         return batch
+
+    def _try(self, partition: str, columns: Columns) -> None:
+        """Have a Parquet file read where it can do no harm, once for each column."""
+        path = self._paths.get(partition)
+        if path is None or suffix(path) != ".parquet":
+            return
+        known = self._tried.get(partition)
+        if known is None or columns is None or not known.issuperset(columns):
+            try_parquet(path, columns)
+            self._tried[partition] = (known or set()).union(columns or ())
+
+    def _quarantine(self, partition: str, problem: UnusableFile, after: Position) -> Position:
+        """Tell the operator of a file that cannot be used; the position that says so."""
+        if not self.quarantines:
+            raise problem
+        if partition not in self._marks:
+            path, digest = self._paths[partition], ""
+            with suppress(OSError), path.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            mark = {"quarantined": digest, "reason": str(problem)[:_LONGEST_REASON]}
+            self._marks[partition] = mark if after is None else mark | {"after": after}
+            _LOG.warning(
+                "%s is quarantined: %s of it is counted, now or later, and the run goes on; to have "
+                "its rows counted, mend it and give it a new name: %s",
+                path,
+                "nothing" if after is None else f"nothing after {after}",
+                problem,
+            )
+        return self._marks[partition]
 
     def chunk_ranges(self, partition: str, column: str) -> list[tuple[Position, int, int]] | None:
         """(position, least, largest) of a column of instants for every chunk, if the file tells."""
@@ -78,6 +145,8 @@ class Files:
         if not path.is_file():
             raise InvalidInput(f"there is no file {path}")
         self._paths[partition] = path
+        if suffix(path) == ".parquet":
+            start_trials()
 
     def _reader(self, partition: str) -> TextFile | ParquetFile:
         """A reader for the file's format, which its suffix tells."""
@@ -112,8 +181,8 @@ class GrowingDirectory(Files):
     bounded = False
     partitions_end = True  # a file is complete when it comes
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__([])
+    def __init__(self, folder: Path, *, on_damage: str = "stop") -> None:
+        super().__init__([], on_damage=on_damage)
         _check_folder(folder)
         self._folder = folder
         self._known: list[str] = []
@@ -135,21 +204,22 @@ class GrowingDirectory(Files):
         self._known += [name for name in names if name not in known]
         return list(self._known)
 
-    def columns(self, partition: str) -> dict[str, pa.DataType] | None:
-        """The types of a Parquet file; None for text."""
+    def _try(self, partition: str, columns: Columns) -> None:
         self._check(partition)
-        return super().columns(partition)
+        super()._try(partition, columns)
 
-    def read(
-        self, partition: str, position: Position, *, columns: Columns = None, until: Position = None
-    ) -> Batch:
-        """One row group or block of the file."""
+    def _read(self, partition: str, position: Position, columns: Columns, until: Position) -> Batch:
+        """One row group or block of the file; before the first, it is known that all can be read."""
         self._check(partition)
         end = self._ends.get(partition)
         same = end is not None and set(columns or ()) == set(end.table.column_names)
         if end is not None and end.position == position and same:
             return end  # polled again and again: a file that was read is not opened for that
-        batch = super().read(partition, position, columns=columns, until=until)
+        batch = super()._read(partition, position, columns, until)
+        if position is None and not batch.done and until is None:
+            reader = self._reader(partition)
+            if isinstance(reader, TextFile):
+                reader.read_through()
         if batch.done and until is None:
             self._ends[partition] = replace(batch, table=batch.table.slice(0, 0), rejected=[])
             if partition not in self._written:
@@ -185,7 +255,7 @@ class GrowingDirectory(Files):
             ) from None
         first = self._sizes.setdefault(partition, size)
         if size != first:
-            raise InvalidInput(
+            raise UnusableFile(
                 f"{path} had {first} bytes when it was first read and has {size} now; write files "
                 "under a name that begins with '.' and rename them when they are complete"
             )

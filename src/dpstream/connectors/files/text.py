@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from dpstream.compiled import compiled
-from dpstream.errors import InvalidInput, no_column
+from dpstream.errors import InvalidInput, UnusableFile, unreadable
 from dpstream.records import Batch, Columns, Position, Rejected
 
 Bytes = npt.NDArray[np.uint8]
@@ -89,10 +89,7 @@ class TextFile:
                 break
             size *= 2
             if size > LONGEST_LINE:
-                raise InvalidInput(
-                    f"{self._name}, byte {offset}: no line ends within {LONGEST_LINE >> 20} MiB; "
-                    "is this a text file with one row a line?"
-                )
+                raise self._no_line(offset)
         after = offset + parsed.used
         if end is not None and final and after != end:
             raise InvalidInput(
@@ -103,6 +100,34 @@ class TextFile:
         if parsed.bad:
             rejected = rejected_rows(self._name, block, parsed.bad, self._line(offset))
         return Batch(table=parsed.table, position=after, done=final, rejected=rejected)
+
+    def check(self, columns: Columns) -> None:
+        """Refuse a text whose head has not these columns."""
+        self._prepare()
+        self._parser.parse(b"", final=True, columns=columns)
+
+    def read_through(self) -> None:
+        """Read on to the end of the file, without a look at the rows: is it all there, in lines?
+
+        What is not compressed can only lack line ends.
+        """
+        compressed = self._path.suffix == ".gz"
+        if not compressed and self._path.stat().st_size <= LONGEST_LINE:
+            return
+        start, final = self._file.tell(), False  # of the line
+        while not final:
+            offset = self._file.tell()
+            block, final = self._read_at(offset, self._block)
+            ending = offset + (block.find(b"\n") + 1 or len(block))
+            if ending - start > LONGEST_LINE:
+                raise self._no_line(start)
+            start = max(start, offset + block.rfind(b"\n") + 1) if b"\n" in block else start
+
+    def _no_line(self, offset: int) -> UnusableFile:
+        return UnusableFile(
+            f"{self._name}, byte {offset}: no line ends within {LONGEST_LINE >> 20} MiB; is this "
+            "a text file with one row a line?"
+        )
 
     def close(self) -> None:
         """Close the file."""
@@ -159,18 +184,6 @@ def rejected_rows(
     return rows
 
 
-def unreadable(path: Path, problem: Exception, *, kind: str = "") -> InvalidInput:
-    """What to say of a file that cannot be opened or read, or not as its `kind`."""
-    if isinstance(problem, FileNotFoundError):
-        return InvalidInput(f"there is no file {path}; put it back, or leave it out of the source")
-    if isinstance(problem, PermissionError):
-        return InvalidInput(f"{path} may not be read by this user; grant read permission")
-    if kind:
-        reason = str(problem).partition("\n")[0]
-        return InvalidInput(f"{path} cannot be read as {kind}: {reason}; write the file again")
-    return InvalidInput(f"{path} cannot be read: {problem}")
-
-
 def _open(path: Path) -> BinaryIO:
     try:
         if path.suffix == ".gz":
@@ -200,14 +213,6 @@ def string_array(block: Bytes, starts: Offsets, stops: Offsets) -> pa.Array:
 def empty_strings(columns: Columns) -> pa.Table:
     """A table of string columns without rows."""
     return pa.table({name: pa.array([], pa.string()) for name in columns or ()})
-
-
-def select_columns(place: str, known: Sequence[str], columns: Columns) -> list[str]:
-    """The columns that are asked for, in the order of those known; None asks for all."""
-    for name in columns or ():
-        if name not in known:
-            raise no_column(place, name, known)
-    return [name for name in known if columns is None or name in columns]
 
 
 def not_utf8(block: bytes, starts: Offsets, stops: Offsets) -> npt.NDArray[np.bool_] | None:

@@ -23,6 +23,8 @@ from dpstream.engines.clock import Clock
 from dpstream.query.schedule import Schedule
 from dpstream.records import (
     Batch,
+    CheckedSource,
+    Columns,
     CommittingSource,
     EndingSource,
     FinitePartitions,
@@ -30,6 +32,7 @@ from dpstream.records import (
     Position,
     Source,
     StartOffsets,
+    position_order,
 )
 from dpstream.rows.row_reader import ParsedColumns
 
@@ -155,7 +158,8 @@ class Arrivals:
             settled = [view.settled for view in self.views if not view.finished]
             if settled:
                 names = set(settled[0]).intersection(*settled[1:])
-                self.source.commit({name: min(at[name] for at in settled) for name in names})
+                least = {n: min((at[n] for at in settled), key=position_order) for n in names}
+                self.source.commit(least)
 
 
 class SourceTail:
@@ -381,7 +385,7 @@ class LiveView:
     """What one query sees of a live source, and how far it is.
 
     Of the source's abilities it has those that are asked of a view: `commit` (for this query) and
-    `inferred`. `SourceTail` asks the source itself for its end and offsets.
+    `inferred` and `check`. `SourceTail` asks the source itself for its end and offsets.
     """
 
     bounded = False
@@ -391,6 +395,7 @@ class LiveView:
         self.shared, self.read = shared, shared.read
         self.replayable = source.replayable
         self.inferred = source.inferred if isinstance(source, InferredTypes) else {}
+        self.quarantines = isinstance(source, CheckedSource) and source.quarantines
         self.closed, self.finished = False, False
         self.settled: Positions = {}
         self.tail: SourceTail | None = None
@@ -410,6 +415,13 @@ class LiveView:
         """As the source declares them."""
         with self.shared.lock:
             return self.shared.source.columns(partition)
+
+    def check(self, partition: str, columns: Columns, *, whole: bool = False) -> Position:
+        """As the source says, if it can tell."""
+        source = self.shared.source
+        with self.shared.lock:
+            checks = isinstance(source, CheckedSource)
+            return source.check(partition, columns, whole=whole) if checks else None
 
     def expect(self, schedule: Schedule, columns: Sequence[str], stop: Event) -> None:
         """A query with these triggers will follow; `stop` ends it."""

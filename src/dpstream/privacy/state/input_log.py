@@ -18,6 +18,7 @@ from typing import Any
 
 from dpstream.errors import NoiseReuse, StateError
 from dpstream.privacy.state.journal import Journal, Record
+from dpstream.records import is_quarantined
 
 
 def types_digest(types: bytes) -> str:
@@ -29,6 +30,14 @@ def logged_types(path: Path) -> list[bytes]:
     """The types that a log has, without its lock: it may be in use."""
     with closing(Journal(path, kind="input log")) as journal:
         return [bytes.fromhex(each["types"]) for each in journal.read_new() if "types" in each]
+
+
+def logged_quarantine(path: Path) -> dict[str, Any]:
+    """The partitions that are quarantined by a log, and how, without its lock."""
+    with closing(Journal(path, kind="input log")) as journal:
+        positions = [record.get("positions") or {} for record in journal.read_new()]
+    moved = {name: at for each in positions for name, at in each.items()}
+    return {name: at for name, at in moved.items() if is_quarantined(at)}
 
 
 class InputLog:
