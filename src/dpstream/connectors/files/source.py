@@ -120,8 +120,8 @@ class Files:
             mark = {"quarantined": digest, "reason": str(problem)[:_LONGEST_REASON]}
             self._marks[partition] = mark if after is None else mark | {"after": after}
             _LOG.warning(
-                "%s is quarantined: %s of it is counted, now or later, and the run goes on; to have "
-                "its rows counted, mend it and give it a new name: %s",
+                "%s is quarantined: %s of it is counted, now or later, and the run goes on; to "
+                "have its rows counted, mend it and give it a new name: %s",
                 path,
                 "nothing" if after is None else f"nothing after {after}",
                 problem,
@@ -205,11 +205,14 @@ class GrowingDirectory(Files):
         return list(self._known)
 
     def _try(self, partition: str, columns: Columns) -> None:
-        self._check(partition)
+        if columns == ():  # its types are those that it had
+            self._add(partition, self._folder / partition)
+        else:
+            self._check(partition)
         super()._try(partition, columns)
 
     def _read(self, partition: str, position: Position, columns: Columns, until: Position) -> Batch:
-        """One row group or block of the file; before the first, it is known that all can be read."""
+        """One row group or block; before the first, it is known that all can be read."""
         self._check(partition)
         end = self._ends.get(partition)
         same = end is not None and set(columns or ()) == set(end.table.column_names)

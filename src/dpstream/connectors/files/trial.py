@@ -77,7 +77,8 @@ def _ask(question: dict[str, Any]) -> tuple[dict[str, Any] | None, int]:
         start_trials()
         assert _child is not None
         process = _child[1]
-        assert process.stdin is not None and process.stdout is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
         line = b""
         with suppress(BrokenPipeError):
             process.stdin.write(json.dumps(question).encode() + b"\n")

@@ -140,7 +140,8 @@ def check_columns(source: Source, query: RowSpec, *, begun: bool = False) -> Non
     """Refuse a source that declares other columns before anything is paid for.
 
     Where single files are quarantined, it is refused if none of them has the columns, unless the
-    run has `begun` and the source may still grow. So is a key whose type follows from the rows: one of them could change what is published.
+    run has `begun` and the source may still grow. So is a key whose type follows from the rows: one
+    of them could change what is published.
     """
     inferred = source.inferred if isinstance(source, InferredTypes) else {}
     for name in inferred.keys() & query.key_columns - query.declared.keys():
