@@ -24,8 +24,8 @@ _DICTIONARY_BYTES = 4
 class ParquetFile:
     """A reader of one Parquet file."""
 
-    def __init__(self, path: Path, *, name: str, rows: int = ROWS) -> None:
-        self._path, self._name, self._rows = path, name, rows
+    def __init__(self, path: Path, *, name: str, rows: int = ROWS, threads: bool = False) -> None:
+        self._path, self._name, self._rows, self._threads = path, name, rows, threads
         try:
             self._bytes = pa.OSFile(str(path))
             self._file = pq.ParquetFile(self._bytes)
@@ -118,7 +118,7 @@ class ParquetFile:
             return self._cached[2]
         try:
             # One thread: readers run beside other work, and a thread per column costs more in all.
-            table = self._file.read_row_group(group, columns=names, use_threads=False)
+            table = self._file.read_row_group(group, columns=names, use_threads=self._threads)
         except (OSError, pa.ArrowException) as problem:
             raise unreadable(self._path, problem, kind="Parquet") from problem
         # a name with a dot is taken for a path into a struct as well; `select` is exact

@@ -38,7 +38,8 @@ class Files:
     """Files that are all there, named by their paths as given.
 
     One thread reads at a time; the files read last stay open. `on_damage`: a file that cannot be
-    used is quarantined ("quarantine"), or its error is raised ("stop").
+    used is quarantined ("quarantine": Parquet is tried in another process first), or its error is
+    raised ("stop").
     """
 
     bounded = True
@@ -102,7 +103,7 @@ class Files:
     def _try(self, partition: str, columns: Columns) -> None:
         """Have a Parquet file read where it can do no harm, once for each column."""
         path = self._paths.get(partition)
-        if path is None or suffix(path) != ".parquet":
+        if path is None or suffix(path) != ".parquet" or not self.quarantines:
             return
         known = self._tried.get(partition)
         if known is None or columns is None or not known.issuperset(columns):
@@ -145,7 +146,7 @@ class Files:
         if not path.is_file():
             raise InvalidInput(f"there is no file {path}")
         self._paths[partition] = path
-        if suffix(path) == ".parquet":
+        if suffix(path) == ".parquet" and self.quarantines:
             start_trials()
 
     def _reader(self, partition: str) -> TextFile | ParquetFile:

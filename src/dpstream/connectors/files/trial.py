@@ -123,7 +123,7 @@ def _serve() -> None:
 
 def read_through(path: Path, columns: Columns) -> None:
     """Read the columns of a whole file as a run does; its statistics must be true."""
-    file = ParquetFile(path, name=str(path))
+    file = ParquetFile(path, name=str(path), threads=True)
     known = file.columns()
     ranges = {name: file.chunk_ranges(name) for name in columns or () if name in known}
     position, done = None, columns is not None and not columns

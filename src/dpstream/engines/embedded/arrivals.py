@@ -419,9 +419,10 @@ class LiveView:
     def check(self, partition: str, columns: Columns, *, whole: bool = False) -> Position:
         """As the source says, if it can tell."""
         source = self.shared.source
+        if not isinstance(source, CheckedSource):
+            return None
         with self.shared.lock:
-            checks = isinstance(source, CheckedSource)
-            return source.check(partition, columns, whole=whole) if checks else None
+            return source.check(partition, columns, whole=whole)
 
     def expect(self, schedule: Schedule, columns: Sequence[str], stop: Event) -> None:
         """A query with these triggers will follow; `stop` ends it."""
