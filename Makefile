@@ -29,7 +29,7 @@ demo: .venv/.core ## set up the core in .venv and take a tour: a live private qu
 
 test: .venv/.dev ## set up .venv and run every test whose components are present; the rest is listed at the end
 	@echo "test: running every test whose components are present"
-	@$(BIN)/python -m pytest --numprocesses $(PYTEST_WORKERS) --dist loadfile --durations 10 $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest --numprocesses $(PYTEST_WORKERS) --dist loadfile --no-loadscope-reorder --durations 10 $(PYTEST_ARGS)
 
 golden: .venv/.dev ## compare what fixed runs publish and charge with the stored digests (WRITE=1 stores new ones)
 	@echo "golden: $(if $(WRITE),writing,checking) tests/golden/digests.json"

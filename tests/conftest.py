@@ -33,6 +33,21 @@ settings.load_profile("ci")
 # differs between one file and the whole run, and between parallel workers: none are taken.
 providers._get_local_constants = lambda: providers._local_constants
 
+LONGEST = (
+    "tests/laws/test_laws.py",
+    "tests/cli/test_demo.py",
+    "tests/golden/test_queries.py",
+    "tests/serve/test_live.py",
+    "tests/engines/test_recovery.py",
+    "tests/cli/test_pipelines.py",
+    "tests/engines/test_several_live.py",
+    "tests/audit/test_mutation.py",
+    "tests/audit/test_query_replay.py",
+    "tests/cli/test_docs.py",
+    "tests/engines/test_disk.py",
+)
+"""Files that take long come first, so that no worker is left alone with one of them at the end."""
+
 
 def _module(name: str) -> str | None:
     return None if importlib.util.find_spec(name) else f"the Python package {name} is not installed"
@@ -169,6 +184,12 @@ class ComponentGate:
             verb = "failed" if self.require_all else "left out"
             noun = "test" if tests == 1 else "tests"
             terminalreporter.line(f"{component}: {tests} {noun} {verb}; {self.reasons[component]}")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Longest files first; those that wait between those that compute."""
+    rank = {ROOT / name: number for number, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: rank.get(item.path, len(rank)))
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -127,7 +127,7 @@ def test_a_replay_that_would_undo_an_erasure_is_refused(tmp_path):
         damaged = bytearray(manifest.read_bytes())
         damaged[len(damaged) // 2] ^= 255
         manifest.write_bytes(damaged)
-    refused = pytest.raises(StateError, match=r"a unit was erased from .* before step 8")
+    refused = pytest.raises(StateError, match=r"a unit was erased from .* before step [78],")
     with pytest.warns(DamagedSnapshot), refused:
         dps.run(query, **facts).finish()
 

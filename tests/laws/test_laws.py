@@ -225,7 +225,7 @@ def moments(call, off):
 def choices_of(name):
     """The private choices of many short runs."""
     mechanism, found = dataclasses.replace(example(name), **CHOOSING[name]), []
-    for number in range(800):
+    for number in range(400):
         run = number.to_bytes(16, "big")
         calls, _ = record(mechanism, stream(mechanism, 6, seed=number), secret=SECRET, run=run)
         found += [call for call in calls if call.kind == "choose"]
