@@ -215,10 +215,10 @@ def letters(state):
     return [json.loads(line) for path in paths for line in path.read_text().splitlines()]
 
 
-def test_the_operator_is_told(tmp_path, caplog):
+def test_the_operator_is_told(engine, tmp_path, caplog):
     """In the log, in counts, in the dead letters: name, digest and reason."""
     source = two_files(tmp_path / "in")
-    run = start(tmp_path, source).finish()
+    run = start(tmp_path, source, engine=engine).finish()
     name, digest = str(source / "a.parquet"), hashlib.sha256((source / "a.parquet").read_bytes())
     (letter,) = letters(tmp_path / "state")
 
@@ -227,7 +227,18 @@ def test_the_operator_is_told(tmp_path, caplog):
     assert letter["where"] == name
     assert letter["reason"].startswith(f"{name} cannot be read as Parquet: ")
     assert letter["row"] == f"the file, SHA-256 {digest.hexdigest()}"
-    assert [line.getMessage().startswith(f"{name} is quarantined") for line in caplog.records]
+    assert any(line.getMessage().startswith(f"{name} is quarantined") for line in caplog.records)
+
+
+def test_a_live_directory_goes_on(engine, tmp_path):
+    """Also where the damaged file is the first that comes."""
+    folder = tmp_path / "in"
+    comes = [(HOUR // 2, lambda: put(folder, "a.csv.gz", damaged(content("csv.gz", 1))))]
+    comes += [(3 * HOUR // 2, lambda: put(folder, "b.csv.gz", content("csv.gz", 2)))]
+    run = start_live(tmp_path, ScriptedClock(0, comes), ASKED, engine=engine).finish()
+
+    assert list(run.operator.quarantined) == ["a.csv.gz"]
+    assert run.operator.read == 120
 
 
 @pytest.mark.parametrize("releases", [1, 3])
