@@ -7,7 +7,7 @@ exactly if their windows hold the same rows in the end.
 import json
 import os
 from dataclasses import replace
-from threading import Event
+from threading import Event, Thread
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -234,3 +234,21 @@ def test_standard_input_survives_a_damaged_snapshot(tmp_path, expected):
     read_from_pipes(tmp_path, 1, damage_newest)
 
     assert last(published(tmp_path)) == last(expected)
+
+
+def test_the_operator_may_look_while_a_query_waits(tmp_path):
+    """Whoever asks from another thread is answered, also while a clock of one's own holds time."""
+    answered = []
+
+    class AskedClock(ScriptedClock):
+        def wait(self, until, stop):
+            asking = Thread(target=lambda: answered.append(run.operator_facts()), daemon=True)
+            asking.start()
+            asking.join(5)
+            assert not asking.is_alive(), "the waiting query holds a lock"
+            super().wait(until, stop)
+
+    run = start_live(tmp_path, AskedClock(0, arrivals(tmp_path / "in")))
+    run.finish()
+
+    assert answered[-1]["read"] > 0

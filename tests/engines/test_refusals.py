@@ -8,6 +8,7 @@ from fractions import Fraction
 import pytest
 
 import dpstream as dps
+from dpstream.connectors.memory import TableSource
 from dpstream.errors import LedgerError, SecretError, StateError
 from dpstream.query.noise_plan import plan_query
 from tests.support.fixed import SECRET
@@ -233,3 +234,20 @@ def test_a_refusal_frees_the_directory(tmp_path):
     start(tmp_path).finish()
 
     assert published(tmp_path)
+
+
+def test_a_source_that_fails_is_not_a_state_that_cannot_be_written(tmp_path):
+    """What its own file system says reaches the operator."""
+
+    class Unmounted(TableSource):
+        asked = 0
+
+        def partitions(self):
+            self.asked += 1
+            if self.asked > 1:  # gone since the run was made
+                raise FileNotFoundError("/mnt/clicks is gone")
+            return super().partitions()
+
+    run = dps.run(query(), source=Unmounted(table()), state=tmp_path / "state", secret=SECRET)
+    with pytest.raises(FileNotFoundError, match="/mnt/clicks is gone"):
+        run.finish()

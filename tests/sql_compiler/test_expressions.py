@@ -335,3 +335,19 @@ def test_what_is_not_understood_is_refused(text):
     """Nothing is guessed."""
     with pytest.raises(InvalidParameter):
         compiled(text)
+
+
+def test_between_computes_its_value_once():
+    """It may be a long expression, and is most of what a filter costs."""
+    looked_up = []
+
+    class Columns(dict):
+        def __getitem__(self, name):
+            looked_up.append(name)
+            return super().__getitem__(name)
+
+    between = compiled("i + 1 BETWEEN 2 AND 3")
+    columns = Columns(i=pa.array([0, 1, 2, 3, None]))
+
+    assert between.compute(columns).to_pylist() == [False, True, True, False, None]
+    assert looked_up == ["i"]

@@ -107,9 +107,11 @@ class Decoder:
             else:
                 bad.append((at, reason))
         places = np.array(usable, dtype=np.int64)
-        alone = [self._kind != "json" and self._stands_alone(payload) for payload in content]
-        starts = [at for at in range(len(content)) if at == 0 or alone[at] or alone[at - 1]]
-        for start, stop in pairwise([*starts, len(content)]):
+        alone = []
+        if self._kind != "json":
+            alone = [at for at, payload in enumerate(content) if self._stands_alone(payload)]
+        edges = sorted({0, len(content), *alone, *(at + 1 for at in alone)})
+        for start, stop in pairwise(edges):
             try:
                 table, origin, wrong = self._parse(content[start:stop], columns)
             except InvalidInput as problem:

@@ -10,7 +10,6 @@ import errno
 import hashlib
 import os
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from urllib.parse import quote
 
@@ -140,7 +139,7 @@ class DeadLetters:
 
     def write(self, name: str, rows: list[Rejected] | pa.Table) -> None:
         """Keep the rows as `<name>.jsonl`; no file is written for no rows."""
-        table = rows if isinstance(rows, pa.Table) else pa.Table.from_pylist([*map(asdict, rows)])
+        table = rows if isinstance(rows, pa.Table) else _table(rows)
         if table.num_rows == 0:
             return
         open_folder(self._folder)
@@ -151,3 +150,8 @@ class DeadLetters:
     def count(self) -> int:
         """How many rows are kept."""
         return sum(self._counts.values())
+
+
+def _table(rows: list[Rejected]) -> pa.Table:
+    columns = {name: [getattr(row, name) for row in rows] for name in _COLUMNS}
+    return pa.table(columns, schema=pa.schema([(name, pa.string()) for name in _COLUMNS]))

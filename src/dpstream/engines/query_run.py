@@ -330,8 +330,8 @@ class QueryRun(Run):
         """
         folder, run_id, facts = self.folder, self.options.run_id, self._facts()
         made = () if folder is None else paths_to_make(folder, self.ledger)
+        run, buckets, notes = run_id or mint_run_id(), self._default_buckets(), self._notes()
         about, secret, ledger = self._find_run(KIND, facts)
-        run, buckets = run_id or mint_run_id(), self._default_buckets()
         keys: Any = MemoryWindowKeys(derived_for_tests=None if run_id is None else secret)
         directory, owns_ledger = None, not isinstance(self.ledger, Ledger)
         if folder is not None:
@@ -340,7 +340,7 @@ class QueryRun(Run):
                     undo.callback(ledger.close)
                 common: dict[str, Any] = {"secret": secret, "ledger": ledger}
                 if about is None:
-                    more = {"facts": facts, "buckets": buckets, "notes": self._notes()}
+                    more = {"facts": facts, "buckets": buckets, "notes": notes}
                     common |= {"kind": KIND, "run": run, "dataset": self.dataset, "more": more}
                     directory = make_run(folder, **common)
                     directory.created = made

@@ -238,9 +238,15 @@ def _binary(compute: Callable[..., Value]) -> Build:
 
 
 def _between(compiler: Compiler, node: exp.Expr) -> Compute:
-    value, low, high = (node.args[part] for part in ("this", "low", "high"))
-    above, below = exp.GTE(this=value, expression=low), exp.LTE(this=value, expression=high)
-    return compiler.compile(exp.And(this=above, expression=below))
+    value, low, high = (compiler.compile(node.args[part]) for part in ("this", "low", "high"))
+
+    def compute(columns: Columns) -> Value:
+        it = value(columns)  # once: it may be long
+        above = functions.compare("greater_equal", compiler.zone, it, low(columns))
+        below = functions.compare("less_equal", compiler.zone, it, high(columns))
+        return pc.and_kleene(above, below)
+
+    return compute
 
 
 def _in_list(compiler: Compiler, node: exp.Expr) -> Compute:

@@ -215,8 +215,8 @@ class SourceTail:
 
     def next_chunk(self, number: int, before: int, stop: Event) -> ArrivedChunk | None:
         """Wait for the first chunk from `number` on; None: none before that time, or stopped."""
-        with self._changed:
-            while not stop.is_set():
+        while not stop.is_set():
+            with self._changed:
                 chunk = next(self._chunks_from(number), None)
                 if chunk is not None and chunk.time < before:
                     return chunk
@@ -226,10 +226,11 @@ class SourceTail:
                     break
                 if self._thread is not None:
                     self._changed.wait(_LOOK)
-                elif self._clock.now() >= before:
-                    self.sealed = before
-                elif not self._read_all(before):
-                    self._clock.wait(before, stop)
+                    continue
+            if self._clock.now() >= before:  # others may look while this thread reads or waits
+                self.sealed = before
+            elif not self._read_all(before):
+                self._clock.wait(before, stop)
         return None
 
     def is_over(self, number: int) -> bool:

@@ -116,14 +116,14 @@ class BufferedCoder(Coder):
 
     def encode(self, state: BufferCode, step: int, x: Integers) -> tuple[BufferCode, Integers]:
         """X and the weighted buffers; then the buffers decay and take x in."""
-        new: Any = x.astype(object)  # Python's integers have any number of bits
-        total, buffers = new << (_FINE + _FACTOR), []
+        new = x.tolist()  # Python's integers have any number of bits; bins are few
+        total, buffers = [value << (_FINE + _FACTOR) for value in new], []
         for (decay, weight), buffer in zip(self._factors, state.encoder, strict=True):
-            u: Any = np.array(buffer, object)
-            total = total + weight * u
-            buffers.append(((new << _FINE) + u + (-decay * u >> _FACTOR)).tolist())
-        total = total >> (_FINE + _FACTOR - self.bits)
-        values = np.clip(total, -_LIMIT, _LIMIT).astype(np.int64)
+            total = [before + weight * u for before, u in zip(total, buffer, strict=True)]
+            taken = zip(new, buffer, strict=True)
+            buffers.append([(value << _FINE) + u + (-decay * u >> _FACTOR) for value, u in taken])
+        drop = _FINE + _FACTOR - self.bits
+        values = np.array([min(max(sum_ >> drop, -_LIMIT), _LIMIT) for sum_ in total], np.int64)
         return replace(state, encoder=buffers), refuse_overflow(values, _LIMIT)
 
     def decode(self, state: BufferCode, step: int, noisy: Integers) -> tuple[BufferCode, Reals]:
