@@ -250,9 +250,9 @@ class OperatorSide(Side):
             "failed_queries": seen.failed,
             "starved_queries": seen.starved,
             "quarantined_files": {
-                name: told["quarantined"]
+                name: told.get("quarantined", 0)
                 for name, told in seen.queries.items()
-                if told["quarantined"]
+                if told.get("quarantined")
             },
             "clients": self.hub.clients,
             "newest_release": self.hub.reader.horizon,
@@ -271,7 +271,7 @@ class OperatorSide(Side):
         gauges = ("rows_waiting", "release_delay_seconds", "worst_release_delay_seconds")
         for name, told in seen.queries.items():
             values = {f"rows_{count}_total": told[count] for count in COUNTS}
-            values |= {"files_quarantined": told["quarantined"]}
+            values |= {"files_quarantined": told.get("quarantined", 0)}
             values |= {"triggers_total": told["triggers_done"], "lag_seconds": lag(told)}
             values |= {gauge: told.get(gauge) for gauge in gauges}
             values |= {f"query_{state}": bool(told.get(state)) for state in ("starved", "failed")}

@@ -288,7 +288,7 @@ class Supervisor:
             if told["rejected"] or told["outside"]
         )
         for name, told in self.queries.items():
-            if told["quarantined"]:
+            if told.get("quarantined"):
                 words = f"{name}: {told['quarantined']} files are quarantined; {words}"
         for name in self.starved:
             words = f"{name} has read nothing, and others over its source have; {words}"
