@@ -45,6 +45,7 @@ BENCHES: Final[dict[str, str]] = {
     "logs": "the continual GROUP BY on two real event logs: keys found, errors, time",
     "serve": "clients that follow a server's events while its pipeline reads as fast as it can",
     "live": "1, 5 and 20 queries over one live source: rows a second, delays, rows missed",
+    "live_files": "a live directory of up to 100,000 files: triggers without news, a restart",
     "queries": "SQL on real event logs, from the command and from Python: the same releases",
     "connectors": "records per second of each source and sink, beside files",
 }

@@ -66,6 +66,7 @@ from dpstream.records import Batch as Batch
 from dpstream.records import ChunkRanges as ChunkRanges
 from dpstream.records import CommittingSource as CommittingSource
 from dpstream.records import ConcurrentSink as ConcurrentSink
+from dpstream.records import EmptyingSource as EmptyingSource
 from dpstream.records import EndingSource as EndingSource
 from dpstream.records import FencingSink as FencingSink
 from dpstream.records import FinitePartitions as FinitePartitions
@@ -77,6 +78,7 @@ from dpstream.records import Rejected as Rejected
 from dpstream.records import Release as Release
 from dpstream.records import Sink as Sink
 from dpstream.records import Source as Source
+from dpstream.records import StampedPartitions as StampedPartitions
 from dpstream.records import StartOffsets as StartOffsets
 from dpstream.records import TwoPhaseSink as TwoPhaseSink
 from dpstream.sql_compiler.expressions import known_functions as known_functions

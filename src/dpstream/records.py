@@ -96,9 +96,9 @@ class Source(Protocol):
     has waited as long as its user allows.
 
     What a source may be able to do beside this is a protocol of its own: `CommittingSource`,
-    `EndingSource`, `StartOffsets`, `FinitePartitions`, `ChunkRanges`, `CheckedSource`,
-    `InferredTypes`. The engine asks `isinstance`; a source without the ability is treated as each
-    of them says.
+    `EndingSource`, `StartOffsets`, `FinitePartitions`, `StampedPartitions`, `EmptyingSource`,
+    `ChunkRanges`, `CheckedSource`, `InferredTypes`. The engine asks `isinstance`; a source without
+    the ability is treated as each of them says.
     """
 
     bounded: bool
@@ -174,6 +174,31 @@ class FinitePartitions(Source, Protocol):
     @property
     def partitions_end(self) -> bool:
         """Does nothing follow in a partition whose last read was `done`?"""
+
+
+@runtime_checkable
+class StampedPartitions(FinitePartitions, Protocol):
+    """A source that can tell whether a partition is still the one that was read to its end.
+
+    Of any other one that is taken for granted.
+    """
+
+    def stamp(self, partition: str) -> Any:
+        """What tells a partition that was read from what it, or its name, may become; for JSON."""
+
+    def resume(self, partition: str, position: Position, stamp: Any) -> bool:
+        """Take up what a query has read to its end; False: it is gone, or another has its name."""
+
+
+@runtime_checkable
+class EmptyingSource(CommittingSource, StampedPartitions, Protocol):
+    """A source of complete partitions that go when they are committed, and give their names free.
+
+    What another source has read to its end stays there, under a name that means nothing else.
+    """
+
+    def removed(self) -> list[str]:
+        """Partitions that commits have removed since the last call."""
 
 
 @runtime_checkable

@@ -246,7 +246,10 @@ def test_a_live_pipeline_runs_until_it_is_told_to_stop(run, folder):
 
 @pytest.mark.parametrize("broken", [False, True])
 def test_live_queries_with_equal_triggers_all_read(run, folder, broken):
-    """Every query has every row; one that fails stops alone, and the exit code tells."""
+    """Every query has every row; one that fails stops alone, and the exit code tells.
+
+    The file goes when all of them are done with it: not while one has failed.
+    """
     (folder / "live").mkdir()
     start = datetime.now(UTC).replace(microsecond=0) + timedelta(seconds=3)
     end = start + timedelta(seconds=2)
@@ -258,7 +261,9 @@ def test_live_queries_with_equal_triggers_all_read(run, folder, broken):
         end = TIMESTAMP '{end:%Y-%m-%d %H:%M:%S}') page, COUNT(*) AS n
         FROM clicks GROUP BY page EMIT EVERY INTERVAL '1' SECOND"""
     queries = "".join(f'[[query]]\nname = "{n}"\nsql = """{text}"""\n' for n in ("a", "b", "c"))
-    pipeline = wanted(source='path = "live"\nlive = true\nbuffer_mib = 1', query=None)
+    pipeline = wanted(
+        source='path = "live"\nlive = true\nbuffer_mib = 1\non_done = "move"', query=None
+    )
     (folder / "p.toml").write_text(pipeline.replace("epsilon = 4", "epsilon = 9") + queries)
     (folder / "state").mkdir(mode=0o700)
     if broken:
@@ -275,6 +280,10 @@ def test_live_queries_with_equal_triggers_all_read(run, folder, broken):
     assert ("failed" in told["b"], "failed" in told["a"]) == (broken, False)
     assert ("query 'b' has failed, the others went on" in done.err) == broken
     assert ("b has read nothing" in done.err) == broken
+    assert (folder / "live" / "a.csv").exists() == broken
+    assert (folder / "live" / "done" / "a.csv").exists() != broken
+    (folder / "p.toml").write_text(pipeline.replace('"move"', '"burn"') + queries)
+    assert "on_done must be one of keep, move, delete; got 'burn'" in run("run", "p.toml").err
 
 
 def test_queries_share_one_read(run, example, monkeypatch):

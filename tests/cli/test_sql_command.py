@@ -5,10 +5,12 @@ import json
 import sqlite3
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.csv as pcsv
 import pyarrow.parquet as pq
 import pytest
 
+from dpstream.cli.releases import as_json
 from dpstream.connectors.files.source import Files
 from dpstream.data.clicks import clicks
 
@@ -312,3 +314,24 @@ def test_a_column_that_is_not_there_is_answered_with_the_nearest(run):
     assert done.code == 2
     assert "has no column 'pgae'; did you mean 'page'? its columns are user, page" in done.err
     assert "no book is open yet" in run("ledger", "book").out
+
+
+def test_a_line_separator_in_a_key_leaves_one_line_of_json():
+    """A release is one line of JSON, whatever its keys hold."""
+    facts = dict.fromkeys(("query", "window", "window_start", "window_end", "trigger_time"))
+    about = json.dumps(facts | {"release_index": 1, "releases": 1})
+    keys = ["a\u2028b", "\x85\x1c"]
+    table = pa.table({"page": keys}).replace_schema_metadata({"dpstream": about})
+
+    assert [row["page"] for row in json.loads(as_json(table))["rows"]] == keys
+
+
+def test_files_that_are_done_go_only_from_a_live_directory_with_a_state(run, folder):
+    """What cannot be is refused before anything is read."""
+    files = run("sql", TIMED, *SOURCE, "--on-done", "move")
+    (folder / "in").mkdir()
+    live = run("sql", TIMED, "--source", "clicks=in", "--live", "--on-done", "delete")
+
+    assert (files.code, live.code) == (2, 2)
+    assert "only a live directory has such files" in files.err
+    assert "without a state directory" in live.err

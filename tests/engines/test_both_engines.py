@@ -1,6 +1,7 @@
 """One suite for every engine: the same rows, schedule, secret and run id give the same releases."""
 
 import json
+from collections import Counter
 from itertools import pairwise
 
 import numpy as np
@@ -11,7 +12,15 @@ import pytest
 import dpstream as dps
 from dpstream.engines.query_run import EngineOptions
 from dpstream.errors import BudgetExceeded, InvalidParameter, StateError
-from tests.engines.test_dead_letters import CSV, good_lines, letters, write_lines
+from tests.engines.test_dead_letters import (
+    CSV,
+    REASONS,
+    TYPED,
+    good_lines,
+    hostile_rows,
+    letters,
+    write_lines,
+)
 from tests.support.fixed import RUN, SECRET
 from tests.support.live_runs import ScriptedClock, arrivals, start_live, whole_live
 from tests.support.runs import break_off, charges, published, query, start, table, whole, write
@@ -156,6 +165,18 @@ def test_types_of_keys(engine, tmp_path):
     assert len(other) == 3
     assert one.schema == other.schema
     assert repr(one.to_pylist()) == repr(other.to_pylist())  # NaN is equal to itself there
+
+
+def test_keys_that_no_sink_can_write(engine, tmp_path):
+    """Every engine sets the same rows aside, for the same reason."""
+    good, mixed = hostile_rows()
+    for name, rows in (("good", good), ("mixed", mixed)):
+        (tmp_path / name).mkdir()
+        pq.write_table(rows, tmp_path / name / "rows.parquet", store_decimal_as_integer=True)
+        start(tmp_path / name, TYPED, engine=engine).finish()
+
+    assert published(tmp_path / "mixed") == published(tmp_path / "good")
+    assert Counter(one["reason"] for one in letters(tmp_path / "mixed")) == REASONS
 
 
 def test_rows_that_cannot_be_used(engine, tmp_path):

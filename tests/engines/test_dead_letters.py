@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from dataclasses import replace
+from itertools import islice
 
 import numpy as np
 import pyarrow as pa
@@ -10,7 +11,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
+import dpstream as dps
 from tests.support.kill_and_replay import BeforeDiskOperation, kill_and_replay
+from tests.support.live_runs import ScriptedClock
 from tests.support.long import part_of
 from tests.support.runs import group_by, published, query, start, table
 
@@ -130,6 +133,111 @@ def test_text_in_parquet_that_is_none(tmp_path):
 
     assert published(tmp_path / "mixed") == published(tmp_path / "good")
     assert [one["reason"] for one in letters(tmp_path / "mixed")] == ["invalid UTF-8"]
+
+
+HOSTILE = {
+    "at": pa.timestamp("ms"),
+    "day": pa.date32(),
+    "price": pa.decimal128(5, 2),
+    "moment": pa.timestamp("s", "Asia/Tokyo"),
+}
+"""Columns of rows that name a time, or a key, beyond what anybody can use."""
+
+
+def hostile_rows():
+    """Good rows of typed keys, and the same with rows that each break one column."""
+    rows = table()
+    count = len(rows)
+    at = pa.array(np.array(rows["at"]) * 1000).view(HOSTILE["at"])
+    keys = {
+        "day": pa.array(np.arange(count) % 3 + 2_932_894, pa.int32()).view(HOSTILE["day"]),
+        "price": bits([99_999] * count, HOSTILE["price"]),
+        "moment": pa.array([253_402_300_799] * count).view(HOSTILE["moment"]),
+    }
+    good = pa.table({"user": rows["user"], "at": at, **keys})
+    beyond = {"at": [2**63 - 1, 2**60, -(2**60)], "day": [2_932_897, 2**31 - 1, -(2**31)]}
+    beyond |= {"price": [100_000, 2**31 - 1], "moment": [253_402_300_800, 2**50]}
+    bad = [
+        good.slice(0, 1).set_column(
+            good.column_names.index(name), name, bits([value], HOSTILE[name])
+        )
+        for name, values in beyond.items()
+        for value in values
+    ]
+    return good, pa.concat_tables([*bad, good.slice(0, count // 2), *bad, good.slice(count // 2)])
+
+
+def bits(values, kind):
+    width = kind.bit_width // 8
+    raw = b"".join(int(value).to_bytes(width, "little", signed=True) for value in values)
+    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(raw)])
+
+
+TYPED = query(
+    keys=("day", "price", "moment"),
+    aggregates=(dps.Count("clicks"),),
+    time_unit=None,
+    arrival_column=None,
+    allowed_lateness="0 seconds",
+)
+REASONS = {
+    "unparsable time": 6,
+    "key beyond dates and numbers that every sink can write": 14,
+}
+EVERYWHERE = ["csv:{}/csv", "jsonl:{}/jsonl", "{}/out", "{}/r.sqlite", "{}/r.duckdb", "delta:{}/d"]
+
+
+def test_a_far_time_or_key_costs_its_own_row_in_every_sink(tmp_path):
+    """No sink meets what it cannot write; the releases are those of the good rows alone."""
+    for name, rows in zip(("good", "mixed"), hostile_rows(), strict=True):
+        place = tmp_path / name
+        place.mkdir()
+        pq.write_table(rows, place / "rows.parquet", store_decimal_as_integer=True)
+        run = start(place, TYPED, sink=[spec.format(place) for spec in EVERYWHERE]).finish()
+
+    assert published(tmp_path / "mixed") == published(tmp_path / "good")
+    assert any(len(pq.read_table(path)) for path in (tmp_path / "good" / "out").glob("*.parquet"))
+    assert Counter(one["reason"] for one in letters(tmp_path / "mixed")) == REASONS
+    assert run.operator.rejected_rows >= sum(REASONS.values())
+
+
+def test_a_restart_sets_the_same_far_rows_aside(tmp_path):
+    """Killed anywhere: the same bytes, one charge, the same letters."""
+
+    def prepare(place):
+        place.mkdir(parents=True, exist_ok=True)
+        _, mixed = hostile_rows()
+        pq.write_table(mixed, place / "rows.parquet", store_decimal_as_integer=True)
+
+    kind = replace(group_by(TYPED), prepare=prepare)
+    for nth in (9, 40, 90):
+        after = kill_and_replay(kind, tmp_path / str(nth), BeforeDiskOperation(nth))
+        assert Counter(one["reason"] for one in letters(after.place)) == REASONS
+
+
+def test_far_rows_of_a_live_directory(tmp_path):
+    """A run that goes by the clock sets them aside too, and goes on after a kill; a later file
+    whose column has another type costs its own rows.
+    """
+    good, mixed = hostile_rows()
+    other = good.set_column(2, "day", pa.array([5] * len(good)))
+    asked = replace(TYPED, max_ahead=query(max_ahead="1000 hours").max_ahead)
+    releases = {}
+    for name, files in (("good", [good]), ("mixed", [mixed, other])):
+        folder = tmp_path / name / "in"
+        folder.mkdir(parents=True)
+        for number, rows in enumerate(files):
+            pq.write_table(rows, folder / f"{number}.parquet", store_decimal_as_integer=True)
+        common = {"source": folder, "live": True, "clock": ScriptedClock(), "every": 5}
+        for steps in (1, 3):  # the second start takes the first step again: it was not saved
+            with start(tmp_path / name, asked, **common) as run:
+                list(islice(run, steps))
+        releases[name] = published(tmp_path / name)
+    found = Counter(one["reason"] for one in letters(tmp_path / "mixed"))
+
+    assert releases["mixed"] == releases["good"]
+    assert any(len(pq.read_table(path)) for path in (tmp_path / "good" / "out").glob("*.parquet"))
+    assert found == REASONS | {"not of its column's type": len(good)}
 
 
 def test_a_long_path_does_not_stop_the_feed(tmp_path):

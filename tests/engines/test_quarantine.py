@@ -20,6 +20,7 @@ import pytest
 import dpstream as dps
 from dpstream.connectors.encode import ENCODERS
 from dpstream.connectors.files import trial
+from dpstream.connectors.files.source import GrowingDirectory
 from dpstream.connectors.files.text import TextFile
 from dpstream.connectors.messages import Decoder
 from dpstream.errors import InvalidInput, InvalidParameter, UnusableFile
@@ -302,20 +303,19 @@ def test_a_file_without_a_wanted_column_is_set_aside_alone(tmp_path):
     assert run.operator.read == 120
 
 
-def test_a_file_that_is_written_to_while_it_is_read_ends_there(tmp_path, monkeypatch):
+def test_a_file_that_is_cut_while_it_is_read_ends_there(tmp_path, monkeypatch, caplog):
     """Rows that were counted stay, the rest is set aside; a replay does the same."""
-    folder, text, read = tmp_path / "in", content("csv", 1), TextFile.read
-    monkeypatch.setitem(TextFile.__init__.__kwdefaults__, "block", 2000)
+    folder, read = tmp_path / "in", TextFile.read
+    data = gzip.compress(ENCODERS["csv"](clicks(1, 5000)), mtime=0)
+    monkeypatch.setitem(TextFile.__init__.__kwdefaults__, "block", 1 << 17)
 
-    def read_and_grow(self, *given):
-        batch = read(self, *given)
-        if (folder / "a.csv").stat().st_size == len(text):
-            with (folder / "a.csv").open("ab") as file:
-                file.write(text)
-        return batch
+    def cut_and_read(self, position, *given):
+        if position is not None:
+            os.truncate(folder / "a.csv.gz", len(data) * 3 // 4)
+        return read(self, position, *given)
 
-    monkeypatch.setattr(TextFile, "read", read_and_grow)
-    clock = ScriptedClock(0, [(HOUR // 2, lambda: put(folder, "a.csv", text))])
+    monkeypatch.setattr(TextFile, "read", cut_and_read)
+    clock = ScriptedClock(0, [(HOUR // 2, lambda: put(folder, "a.csv.gz", data))])
     run = start_live(tmp_path, clock, ASKED)
     tables = iter(run)
     next(tables)
@@ -323,9 +323,55 @@ def test_a_file_that_is_written_to_while_it_is_read_ends_there(tmp_path, monkeyp
     tables.close()
     again = start_live(tmp_path, clock, ASKED).finish()
 
-    assert 0 < read_before == again.operator.read < 120
-    assert "bytes when it was first read" in again.operator.quarantined["a.csv"]
+    assert 0 < read_before == again.operator.read < 5000
+    assert "a.csv.gz cannot be read" in again.operator.quarantined["a.csv.gz"]
     assert letters(tmp_path / "state")[0]["row"].startswith("the file after ")
+    assert caplog.text.count("a.csv.gz ") == caplog.text.count("a.csv.gz is quarantined") + 1 == 2
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_parquet_that_is_written_to_while_it_is_read_is_tried_again(tmp_path, caplog, whole):
+    """What is open has the footer of before: by that, bytes would be read that are others now."""
+    path, end = tmp_path / "a.parquet", content("parquet", 2)
+    path.write_bytes(content("parquet", 1))
+    source = GrowingDirectory(tmp_path, on_damage="quarantine")
+    first = source.read("a.parquet", None, columns=COLUMNS)
+    path.write_bytes(end if whole else damaged(end))
+    os.utime(path, ns=(0, 0))
+    rest = source.read("a.parquet", first.position, columns=COLUMNS)
+
+    assert len(first.table) == 50
+    if whole:
+        assert rest.table["user"].to_pylist() == clicks(2)["user"][50:100].to_pylist()
+        assert source.read("a.parquet", rest.position, columns=COLUMNS).done
+        assert caplog.text.count("a.parquet was written to while it was read") == 1
+    else:
+        assert rest.position["after"] == first.position == [1, 0]
+        assert caplog.text.count("a.parquet is quarantined") == 1
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize("on_done", ["keep", "move", "delete"])
+@pytest.mark.parametrize("releases", [2, 5])
+def test_a_quarantined_file_stays_where_it_is(tmp_path, on_done, releases):
+    """Whatever becomes of files that are done; another file of its name is not read either."""
+    folder = tmp_path / "in"
+    comes = [(HOUR // 2, lambda: two_files(folder))]
+    comes += [(11 * HOUR // 2, lambda: put(folder, "c.parquet", content("parquet", 3)))]
+    clock, read = ScriptedClock(0, comes), []
+    for stop in (releases, releases + 1, 99):
+        run = start_live(tmp_path, clock, ASKED, on_done=on_done, options=options(every=1))
+        for _ in zip(range(stop), run, strict=False):
+            pass
+        run.close()
+        read.append(run.operator.read)
+        assert list(run.operator.quarantined) == ["a.parquet"]
+        put(folder, "new", content("parquet", 1))
+        os.rename(folder / "new", folder / "a.parquet")
+
+    assert sum(read) == 240
+    there = {path.name for path in folder.glob("*.parquet")}
+    assert there == {"a.parquet"} | (set() if on_done != "keep" else {"b.parquet", "c.parquet"})
 
 
 def test_a_series_leaves_the_file_out_too(tmp_path):

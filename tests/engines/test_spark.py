@@ -14,11 +14,13 @@ import pytest
 
 import dpstream as dps
 from dpstream.engines.spark import SparkEngine, SparkSink
+from dpstream.engines.spark.spark_engine import FrameSink
 from dpstream.errors import BudgetExceeded, InvalidParameter, NoiseReuse, StateError
 from dpstream.privacy.state import unpack
 from dpstream.serve.release_store import ReleaseReader
 from dpstream.serve.worker import store_folder
 from tests.cli.test_docs import LOOSE, ROOT
+from tests.laws.test_published_keys import every_type_of_key, keys_at_the_edges
 from tests.support.kill_and_replay import FailAtCall, kill_and_replay
 from tests.support.live_runs import ScriptedClock, arrivals, drop, start_live, whole_live
 from tests.support.pipelines import PIPELINE, rows
@@ -227,6 +229,16 @@ def test_nothing_is_left_of_windows_that_are_over(engine, tmp_path):
     assert not list(shared.glob("*/rows/*"))
     assert not list(shared.glob("*/state/*"))
     assert not list(keys.glob("*.key"))
+
+
+def test_a_function_gets_every_key_that_is_not_set_aside(session):
+    """In types that Spark has: no key stops a run after its charge."""
+    sizes = []
+    sink = FrameSink(session=session, function=lambda frame, _: sizes.append(frame.count()))
+    for window, keys in enumerate((every_type_of_key(), pa.table(keys_at_the_edges()))):
+        sink.write("q", window, 1, keys.replace_schema_metadata({"dpstream": '{"run": "r"}'}))
+
+    assert sizes == [2, 5]
 
 
 def test_sinks_of_spark(session, engine, tmp_path):

@@ -12,7 +12,6 @@ import dpstream as dps
 from dpstream.connectors.files.csv import CsvParser
 from dpstream.connectors.files.jsonl import JsonlParser
 from dpstream.connectors.messages import Decoder
-from dpstream.errors import InvalidInput
 from dpstream.privacy.state import Secret
 from dpstream.query.query import Query
 from dpstream.rows.number_text import LONGEST, number_text, one_number_spelling
@@ -99,7 +98,7 @@ def rows_of(table, **more):
     reader = RowReader(query, Secret.of(bytes(32)), bytes(16))
     reader.learn({field.name: field.type for field in table.schema})
     rows, aside = reader.read(table, "test")
-    assert not aside.rejected
+    assert not aside.rejected, aside.rejected[0].reason
     return rows
 
 
@@ -183,7 +182,7 @@ def test_a_number_is_one_unit_and_one_key_in_every_type(declared, column):
     first = rows_of(pa.table({"u": pa.array([5]), "k": pa.array([5])}), **asked)
     never = {"FLOAT64": pa.types.is_decimal, "NUMERIC": pa.types.is_floating}
     if declared in never and never[declared](column.type):
-        with pytest.raises(InvalidInput, match="does not become the other by value"):
+        with pytest.raises(AssertionError, match="not of its column's type"):
             rows_of(pa.table({"u": column, "k": column}), **asked)
         return  # most decimals are no binary fractions
     rows = rows_of(pa.table({"u": column, "k": column}), **asked)

@@ -15,12 +15,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dpstream as dps
+from dpstream.connectors.encode import jsonl
 from dpstream.connectors.registry import open_sink
 from dpstream.engines.query_run import EngineOptions
-from dpstream.errors import InvalidInput
+from dpstream.errors import InvalidInput, StateError
 from dpstream.query.column_types import canonical_type
-from dpstream.rows.column_values import canonical, types_of
+from dpstream.rows.column_values import canonical, types_of, unwritable
 from dpstream.rows.row_ids import column_ids
+from dpstream.serve.release_segments import key_values
+from dpstream.serve.release_store import ReleaseStore
 
 KEY = bytes(range(16))
 DAY = 86_400_000
@@ -304,6 +307,60 @@ def test_every_sink_writes_every_type_that_a_key_has(tmp_path):
     assert found == [(2,)]
 
 
+def keys_at_the_edges():
+    """The least and largest values that are not set aside, of each kind, and NULL."""
+    first, last = -62_135_596_800, 253_402_300_799
+    made = {
+        f"{unit} {zone}": bits([first * n, last * n], pa.timestamp(unit, zone))
+        for unit, n in (("s", 1), ("ms", 1000), ("us", 10**6))
+        for zone in (None, "UTC", "Asia/Tokyo", "America/New_York")
+    }
+    made |= {
+        "ns": bits([2**63 - 1, -(2**63), 1], pa.timestamp("ns", "America/New_York")),
+        "day": bits([first // 86_400, last // 86_400], pa.date32()),
+        "time": bits([1, 86_400 * 10**9 - 1], pa.time64("ns")),
+        "seconds": bits([2**42, -(2**42)], pa.duration("s")),
+        "micros": bits([2**63 - 1, -(2**63)], pa.duration("us")),
+        "text": pa.array(["\0", "\u2028\u2029\x85\x0b\x1c", '\r\n",;\t\\', "\\.", "\U0010ffff"]),
+        "bytes": pa.array([b"", b"\xff\xfe", b"\0"]),
+        "signed": pa.array([2**63 - 1, -(2**63)]),
+        "unsigned": pa.array([2**64 - 1], pa.uint64()),
+        "float": pa.array([float("nan"), float("inf"), -float("inf"), 5e-324, -1.7e308]),
+        "decimal": pa.array([Decimal(10**38 - 1), Decimal(1 - 10**38)], pa.decimal128(38, 0)),
+        "wide": pa.array([Decimal(10**76 - 1)], pa.decimal256(76, 0)),
+    }
+    return {name: pa.concat_arrays([a, pa.nulls(5 - len(a), a.type)]) for name, a in made.items()}
+
+
+def test_every_sink_writes_every_key_that_is_not_set_aside(tmp_path):
+    """Also the server's: so no key that a row can latch stops a run after its charge."""
+    keys = keys_at_the_edges()
+    about = {"run": "r", "release_index": 1, "releases": 2, "window_start": None}
+    about |= {"window_end": None, "trigger_time": None}
+    rows = pa.table(keys).replace_schema_metadata({"dpstream": json.dumps(about)})
+    assert not any(unwritable(array).any() for array in keys.values())
+    served = ReleaseStore(tmp_path / "served", keys={"q": [*keys]})
+    for sink in (*(open_sink(spec.format(tmp_path)) for spec in SINKS), served):
+        sink.write("q", 0, 1, rows)
+        sink.write("q", 0, 2, rows)
+        sink.close()
+    served.shut()
+
+    assert all(len(json.loads(line)) == len(keys) for line in jsonl(rows).split(b"\n")[:-1])
+    shown = [json.dumps(key) for key in key_values(rows, [*keys])]
+    assert len({*shown}) == 5
+    delta = DeltaTable(str(tmp_path / "d" / "q")).to_pyarrow_table()
+    assert delta["text"].to_pylist() == keys["text"].to_pylist() * 2
+
+
+def test_a_database_says_why_it_refuses(tmp_path):
+    """Not that its transaction was given up, which follows from that."""
+    sink = open_sink(tmp_path / "r.duckdb")
+    far = pa.table({"k": bits([2**63 - 1], pa.timestamp("s", "UTC"))})
+    with pytest.raises(StateError, match="Could not convert"):
+        sink.write("q", 0, 1, far)
+
+
 def test_a_file_of_another_type_shows_the_same_keys(tmp_path):
     """The first schema holds; what comes later is cast by value, or set aside with the reason."""
     source = [tmp_path / f"{n}.parquet" for n in range(3)]
@@ -347,6 +404,44 @@ def test_a_missing_integer_of_pandas_does_not_change_the_type():
         (table,) = run
         assert (table.schema, table["k"].to_pylist()) == (told, [5])
         assert table.schema.field("k").type == pa.int64()
+
+
+def test_one_object_of_another_kind_costs_its_own_row():
+    """What can be written as text is text, as in every text source; the rest is set aside."""
+    import pandas as pd
+
+    odd = [5, 2.0, Decimal("1.50"), dt.date(2024, 5, 1), 2**80, None, np.nan]
+    never = [b"a", ["a"], {"a": 1}, "\ud800", object()]
+    column = pd.Series(["a"] * 50 + odd + never, dtype=object)
+    frame = pd.DataFrame({"u": np.arange(len(column)), "k": column, "other": "x"})
+    run = dps.run(query(), source=frame)
+    (table,) = run
+
+    assert table["k"].to_pylist() == ["a"]
+    assert run.operator.read == len(column)
+    assert {one.reason for one in run.operator.latest} == {"not of its column's type: k"}
+    assert [one.where for one in run.operator.latest] == [f"table, row {57 + n}" for n in range(5)]
+    assert json.loads(run.operator.latest[1].row) == {"k": "['a']"}
+    assert not dps.run(query(keys=["other"]), source=frame).finish().operator.rejected_rows
+
+    declared = query(column_types={"k": "INT64"})
+    run = dps.run(declared, source=pd.DataFrame({"u": range(50), "k": [7] * 49 + ["x"]}))
+    assert [table["k"].to_pylist() for table in run] == [[7]]
+    assert [one.reason for one in run.operator.latest] == ["not of its column's type"]
+
+
+def test_a_column_of_objects_that_changes_its_type_must_be_declared():
+    """Truth values alone are published as such; beside others they would be text."""
+    import pandas as pd
+
+    mixed = pd.DataFrame({"u": range(50), "k": pd.Series([True] * 49 + ["x"], dtype=object)})
+    with pytest.raises(InvalidInput, match="truth values beside others"):
+        dps.run(query(), source=mixed)
+    with pytest.raises(InvalidInput, match="'k' of the data frame holds <object object"):
+        dps.run(query(), source=pd.DataFrame({"u": range(2), "k": [object(), object()]}))
+    twice = pd.DataFrame([[1, "a"]], columns=["k", "k"])
+    with pytest.raises(InvalidInput, match="columns of a table must differ; got k, k"):
+        dps.run(query(), source=twice)
 
 
 def test_text_and_missing_keys_of_pandas_need_no_declaration():

@@ -4,12 +4,13 @@ import datetime as dt
 from decimal import Decimal
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import dpstream as dps
 from dpstream.errors import InvalidInput, InvalidParameter
 from dpstream.query.column_types import NAMES, canonical_type, declared_types, named_type
-from dpstream.rows.column_values import in_type
+from dpstream.rows.column_values import in_type, python_values, unwritable
 
 NOON = dt.datetime(2024, 5, 1, 12, tzinfo=dt.UTC)
 INSTANT = pa.timestamp("us", "UTC")
@@ -53,8 +54,8 @@ CASES = [
 @pytest.mark.parametrize(("array", "kind", "expected"), CASES, ids=lambda item: str(item)[:30])
 def test_values_are_cast_exactly_or_lost(array, kind, expected):
     """Each row by itself, in any company."""
-    made, lost = in_type(array, kind, "k")
-    one_by_one = [in_type(array.slice(row, 1), kind, "k") for row in range(len(array))]
+    made, lost = in_type(array, kind)
+    one_by_one = [in_type(array.slice(row, 1), kind) for row in range(len(array))]
 
     assert made.type == kind
     found = zip(made.to_pylist(), lost.tolist(), strict=True)
@@ -80,20 +81,74 @@ def test_values_are_cast_exactly_or_lost(array, kind, expected):
     ],
     ids=str,
 )
-def test_kinds_that_never_meet_are_refused_by_their_types(old, new):
-    """No value decides it; the message says what to do."""
+def test_kinds_that_never_meet_are_told_by_their_types(old, new, tmp_path):
+    """No value decides it. Files that are there are refused, with what to do; in those that come
+    later each row that has a value is set aside.
+    """
     some = {pa.bool_(): True, pa.binary(): b"5", pa.string(): "5"}.get(old)
     values = pa.array([some], old) if some is not None else pa.array([5]).cast(pa.int32())
     if some is None:
         values = pa.array([Decimal(5)], old) if pa.types.is_decimal(old) else _five(old)
-    with pytest.raises(InvalidInput, match=r"'k' is .* in this run and .*column_types="):
-        in_type(values, new, "k")
+    made, lost = in_type(pa.concat_arrays([values, pa.nulls(1, old)]), new)
+    assert (made, lost.tolist()) == (pa.nulls(2, new), [True, False])
+
+    paths = [tmp_path / "first.parquet", tmp_path / "second.parquet"]
+    for path, column in zip(paths, (pa.nulls(1, new), values), strict=True):
+        pq.write_table(pa.table({"u": ["ann"], "k": column}), path)
+    asked = {"privacy_unit_column": "u", "keys": ["k"], "epsilon": 1, "delta": 1e-9}
+    for more, source in (({}, paths), ({"column_types": {"k": new}}, paths[1])):
+        query = dps.Query(**asked, max_groups_contributed=1, **more)
+        with pytest.raises(InvalidInput, match=r"'k' is .* in this run and .*column_types="):
+            dps.run(query, source=source)
 
 
 def _five(kind):
     if pa.types.is_floating(kind):
         return pa.array([5.0])
     return pa.array([5], pa.int32() if kind.bit_width == 32 else pa.int64()).view(kind)
+
+
+FAR = (2**63 - 1, -(2**63))
+DAY = 86_400
+LAST, FIRST = 253_402_300_799, -62_135_596_800  # seconds of the years 9999 and 1
+UNITS = {"s": 1, "ms": 1000, "us": 10**6}
+EDGES = [
+    (pa.timestamp(unit, zone), [FIRST * n, LAST * n], [FIRST * n - 1, (LAST + 1) * n, *FAR, 2**62])
+    for unit, n in UNITS.items()
+    for zone in (None, "UTC", "Asia/Tokyo", "America/New_York")
+]
+EDGES += [(pa.timestamp("ns", zone), [1, *FAR], []) for zone in (None, "America/New_York")]
+EDGES += [
+    (pa.date32(), [FIRST // DAY, LAST // DAY], [FIRST // DAY - 1, LAST // DAY + 1, 2**31 - 1])
+]
+EDGES += [(pa.time32("s"), [0, DAY - 1], [DAY, -1]), (pa.time64("ns"), [1], [DAY * 10**9, *FAR])]
+EDGES += [(pa.duration(unit), [2**42, -(2**42)], FAR) for unit in ("s", "ms")]
+EDGES += [(pa.duration(unit), [0, *FAR], []) for unit in ("us", "ns")]
+EDGES += [(pa.decimal128(5, 2), [99_999, -99_999], [100_000, 2**31])]
+EDGES += [(pa.decimal256(76, 0), [10**76 - 1], [10**76])]
+
+
+@pytest.mark.parametrize(("kind", "fine", "beyond"), EDGES, ids=str)
+def test_keys_beyond_dates_and_numbers_are_told_row_by_row(kind, fine, beyond):
+    """Each by itself, whatever stands beside it; NULL is a key like any other."""
+    width = kind.bit_width // 8
+    raw = b"".join(n.to_bytes(width, "little", signed=True) for n in [*fine, *beyond, 0])
+    valid = pa.py_buffer(((1 << len(fine) + len(beyond)) - 1).to_bytes(8, "little"))
+    keys = pa.Array.from_buffers(kind, len(fine) + len(beyond) + 1, [valid, pa.py_buffer(raw)])
+    expected = [False] * len(fine) + [True] * len(beyond) + [False]
+
+    assert unwritable(keys).tolist() == expected
+    assert [bool(unwritable(keys.slice(n, 1))[0]) for n in range(len(keys))] == expected
+    assert len(python_values(keys)) == len(keys)  # every one can be shown to the operator
+
+
+def test_decimals_of_thousands_are_whole_numbers():
+    """No file format but Arrow's own has a scale below zero."""
+    assert canonical_type(pa.decimal128(5, -3)) == pa.decimal128(8, 0)
+    assert canonical_type(pa.decimal128(30, -10)) == pa.decimal256(40, 0)
+    assert (
+        in_type(pa.array([Decimal("5e3")], pa.decimal128(5, -3)), pa.int64())[0][0].as_py() == 5000
+    )
 
 
 def test_types_have_the_names_of_bigquery_and_of_arrow():

@@ -24,6 +24,21 @@ def times(values, kind=None, *, zone="UTC", unit=None, origin=0):
 
 
 @pytest.mark.parametrize(
+    "kind", [*map(pa.timestamp, ("s", "ms")), pa.date32(), pa.date64()], ids=str
+)
+def test_far_times_do_not_come_round(kind):
+    """2^62 seconds, wrapped into 64 bits of microseconds, would be midnight of 1970-01-01."""
+    days = pa.types.is_date32(kind)
+    counts = pa.array([0, *([2**31 - 1, -(2**31)] if days else [2**62, -(2**63)])])
+    far = counts.cast(pa.int32() if days else pa.int64()).view(kind)
+
+    for zone in ("UTC", "Europe/Berlin"):
+        found, readable = parse.times(pa.chunked_array([far]), "t", zone=zone, unit=None, origin=0)
+        assert readable.tolist() == [True, False, False]
+        assert abs(found[0]) <= 3600 * SECOND
+
+
+@pytest.mark.parametrize(
     ("text", "expected"),
     [
         ("2024-05-01", "2024-05-01T00:00:00+00:00"),

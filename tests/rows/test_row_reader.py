@@ -316,3 +316,15 @@ def test_a_chunk_without_values_has_any_type():
     assert len(reader.read(empty, "t")[0]) == 0
     assert "unit" in reader.read(nobody, "t")[1].rejected[0].reason
     assert "time" in reader.read(never, "t")[1].rejected[0].reason
+
+
+def test_a_unit_that_is_no_text_costs_its_own_row_where_units_are_numbers():
+    """Where they are text it is a unit like any other: it is hashed and never shown."""
+    raw = pa.array([b"5", b"\xff"]).view(pa.string())
+    rows = table_of([("5", "a", 1, 1), ("6", "a", 1, 1)]).set_column(0, "user", raw)
+    for kind, used in (("INT64", 1), (None, 2)):
+        reader = reader_of(table_of([(5 if kind else "5", "a", 1, 1)]))
+        read, aside = reader.read(rows, "file.parquet")
+
+        assert len(read) == used
+        assert [one.reason for one in aside.rejected] == ["invalid UTF-8"] * (2 - used)

@@ -1,13 +1,14 @@
 """`dpstream serve` refuses what is unsafe or missing before it listens."""
 
 import json
+import subprocess
 import sys
 
 import pytest
 
 from dpstream.cli import main
 from dpstream.serve.release_store import hold_folder
-from tests.support.pipelines import write
+from tests.support.pipelines import PUSHED, write
 
 
 def left(capsys, *args):
@@ -81,3 +82,55 @@ def test_a_second_server_is_refused(tmp_path, capsys):
     assert error["error"] == "StateError"
     assert "served by another process already" in error["message"]
     assert not (tmp_path / "state" / "served").exists()
+
+
+def replace_in(path, old, new):
+    path.write_text(path.read_text().replace(old, new))
+
+
+def changed(folder, path):
+    """A query that was run, and then is another."""
+    outcome(folder, "run", path, "--once")
+    path.write_text(
+        path.read_text().replace("max_groups_contributed = 2", "max_groups_contributed = 3")
+    )
+
+
+def damaged(folder, path):
+    """A state that has lost a file."""
+    outcome(folder, "run", path, "--once")
+    (folder / "state" / "pages" / "inputs.log").write_text("")
+
+
+BROKEN = {
+    "book": lambda folder, path: path.write_text(
+        path.read_text().replace("epsilon = 4\nd", "epsilon = 1\nd")
+    ),
+    "query": changed,
+    "state": damaged,
+    "source": lambda folder, path: (folder / "clicks.csv").unlink(),
+}
+
+
+def outcome(folder, command, *args):
+    """Exit code, and the last line of standard error as JSON."""
+    given = [sys.executable, "-m", "dpstream", command, *map(str, args), "--json"]
+    done = subprocess.run(given, capture_output=True, cwd=folder, timeout=120, text=True)
+    lines = done.stderr.splitlines()
+    return done.returncode, json.loads(lines[-1]) if lines else None
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("what", BROKEN)
+def test_what_run_refuses_is_refused_before_it_listens(tmp_path, what):
+    """In the same words, with the same code, and without a charge."""
+    public_range = "start = TIMESTAMP '1970-01-01', end = TIMESTAMP '1970-01-01 00:04:00'"
+    text = PUSHED.replace('"http:"', '"clicks.csv"')
+    text = text.replace("time_unit = 's'", f"time_unit = 's', {public_range}")
+    path = write(tmp_path, [f"u{n},home,{n % 240},1" for n in range(100)], text)
+    BROKEN[what](tmp_path, path)
+    ran = outcome(tmp_path, "run", path)
+    served = outcome(tmp_path, "serve", path, "--port", 0, "--operator-port", 0)
+
+    assert ran[0] not in (0, 1)
+    assert served == ran

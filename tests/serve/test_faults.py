@@ -9,12 +9,12 @@ from contextlib import suppress
 
 import pytest
 
-from dpstream.errors import StateError
+from dpstream.errors import BudgetExceeded, StateError
 from dpstream.serve import public_facts, worker
 from dpstream.serve.event_stream import Hub
 from dpstream.serve.release_store import ReleaseReader, hold_folder
 from dpstream.serve.worker import Supervisor, publish, store_folder
-from tests.support.pipelines import HEADERS, operator_side
+from tests.support.pipelines import HEADERS, operator_side, public_side
 
 
 def alone(work):
@@ -91,7 +91,7 @@ def test_busy_threads_of_the_public_side_hold_up_neither_events_nor_the_operator
         sent = []
         scope = {"type": "http", "method": "GET", "path": "/health", "query_string": b""}
         scope["headers"] = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
-        app = operator_side(pipeline).app(run=False)
+        app = operator_side(pipeline).app()
         await asyncio.wait_for(app(scope, _nothing, _into(sent)), 10)
         free.set()
         await busy
@@ -153,3 +153,45 @@ def test_the_operator_is_told_once_a_minute_of_rows_that_were_not_used(tmp_path,
     hear(700, 400, 300)
     assert len(said) == 2
     one._hear(b"5")  # not of the run
+
+
+def test_readers_are_told_of_a_book_that_has_refused_and_of_no_other_reason(pipeline):
+    """All queries, or the one that has failed; why another does not run is the operator's."""
+    one = Supervisor(path=pipeline.path)
+    side = public_side(pipeline, refused=one.refused)
+    told = {"read": 0, "rejected": 0, "outside": 0}
+
+    def shown(error, **more):
+        failed = {"failed": {"error": error, "message": "words"}}
+        one._hear(json.dumps({"queries": {"pages": told | failed}}).encode())
+        for name, value in more.items():
+            setattr(one, name, value)
+        return one.refused("pages"), one.refused("all")
+
+    assert shown("InvalidInput") == (False, False)
+    assert shown("BudgetExceeded") == (True, False)
+    assert shown("InvalidInput", state="refused", problem={"error": "BudgetExceeded"}) == (
+        True,
+        True,
+    )
+    assert all(each["refused"] for each in side._all({})["queries"])
+    side.hub.reader.look()
+    assert not any(each["refused"] for each in side._all({})["queries"])  # they had finished
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        ("BudgetExceeded", BudgetExceeded),
+        ("FileNotFoundError", FileNotFoundError),
+        ("KeyError", StateError),
+        ("SystemExit", StateError),
+        ("nothing", StateError),
+    ],
+)
+def test_a_refusal_of_the_process_is_raised_as_run_raises_it(error, kind):
+    """By its own kind, which has the exit code; what is nobody's refusal says what it was."""
+    raised = worker.refusal({"error": error, "message": "words"})
+
+    assert type(raised) is kind
+    assert "words" in str(raised)

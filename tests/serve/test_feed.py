@@ -1,5 +1,6 @@
 """The public feed says what the run has published, in every form it has."""
 
+import csv
 import io
 import json
 import math
@@ -10,7 +11,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
-from dpstream.serve.release_history import order_threshold
+from dpstream.serve.release_history import file_stream, order_threshold
 from dpstream.serve.release_segments import key_id
 from dpstream.session.pipeline import load_pipeline
 from tests.support.pipelines import PAGES, public_side
@@ -328,3 +329,31 @@ def test_openapi_describes_every_route(feed, public):
         p["name"] for p in document["paths"]["/api/queries/{name}/latest"]["get"]["parameters"]
     }
     assert names == {"name", "window", "sort", "order", "limit", "offset", "q"}
+
+
+def test_formulas_are_escaped_in_csv_where_it_is_asked_for():
+    """Text alone, and at its beginning alone; numbers, nulls and other kinds of files stay."""
+    keys = ["=1+1", "+1", "-5", "@x", "\tx", "a=b", "'=x", "", None, "two\n=lines"]
+    table = pa.table({"page": keys, "clicks": [-float(n) for n in range(10)]})
+    schema = table.schema
+    plain, escaped = (
+        b"".join(file_stream("csv", [(0, 1, table)], schema, escape=escape))
+        for escape in (False, True)
+    )
+
+    read = list(csv.DictReader(io.StringIO(escaped.decode())))
+    assert [row["page"] for row in read] == [
+        *("'" + key for key in keys[:5]),
+        *(key or "" for key in keys[5:]),
+    ]
+    unescaped = list(csv.DictReader(io.StringIO(plain.decode())))
+    assert [row["page"] for row in unescaped] == [key or "" for key in keys]
+    assert [row["clicks"] for row in read] == [row["clicks"] for row in unescaped]
+
+
+@pytest.mark.parametrize("route", ["download", "releases"])
+def test_escapes_are_an_option_of_csv(feed, route):
+    """Of both routes that give files; for other kinds it is refused."""
+    path = f"/api/queries/pages/{route}?escape_formulas=1"
+    assert feed.get(f"{path}&format=csv").status_code == 200
+    assert feed.get(f"{path}&format=jsonl").status_code == 422

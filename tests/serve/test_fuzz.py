@@ -117,7 +117,7 @@ def test_the_operator_side_answers_everything(tmp_path):
     )
     kinds = st.sampled_from([*JSONL, ARROW, "text/plain", "", "application/json; charset=x"])
 
-    with TestClient(side.app(run=False), raise_server_exceptions=False) as client:
+    with TestClient(side.app(), raise_server_exceptions=False) as client:
 
         @some_examples(300, of=4)
         @given(requests(document), bodies, kinds, HOSTILE)

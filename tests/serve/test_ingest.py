@@ -1,8 +1,11 @@
 """Rows that are posted are durable when they are acknowledged, and counted once."""
 
+import gzip
 import json
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from starlette.testclient import TestClient
 
@@ -10,6 +13,7 @@ from dpstream.connectors import write_ahead
 from dpstream.connectors.write_ahead import Inbox, PushedSource
 from dpstream.errors import RowsLost, StateError
 from dpstream.records import Batch
+from dpstream.serve import operator_side as operator_side_module
 from dpstream.serve.operator_side import ARROW, JSONL
 from dpstream.session.pipeline import load_pipeline
 from tests.support.pipelines import HEADERS, PUSHED, operator_side, write
@@ -24,7 +28,7 @@ def pipeline(tmp_path):
 
 @pytest.fixture
 def client(pipeline):
-    with TestClient(operator_side(pipeline).app(run=False), headers=HEADERS) as client:
+    with TestClient(operator_side(pipeline).app(), headers=HEADERS) as client:
         yield client
 
 
@@ -91,12 +95,144 @@ def test_a_request_that_comes_again_is_taken_once(client, pipeline):
     key = {"idempotency-key": "request 1"}
     first, again = post(client, LINES, **key).json(), post(client, LINES, **key).json()
     other = post(client, LINES, **{"idempotency-key": "request 2"}).json()
-    with TestClient(operator_side(pipeline).app(run=False), headers=HEADERS) as restarted:
+    with TestClient(operator_side(pipeline).app(), headers=HEADERS) as restarted:
         later = post(restarted, LINES, **key).json()
 
     assert [one["repeated"] for one in (first, again, other, later)] == [False, True, False, True]
     assert [one["segment"] for one in (first, again, other, later)] == [0, 0, 1, 0]
     assert len(kept(pipeline)[0]) == 4
+
+
+def test_a_key_that_comes_with_another_body_is_refused(client, pipeline):
+    """Nothing of it is kept, also after a restart; compressed or not, the body is the same."""
+    key = {"idempotency-key": "request 1"}
+    post(client, LINES, **key)
+    other = post(client, LINES + LINES, **key)
+    same = post(client, gzip.compress(LINES), **key, **{"content-encoding": "gzip"})
+    with TestClient(operator_side(pipeline).app(), headers=HEADERS) as restarted:
+        later = post(restarted, LINES[:-5], **key)
+        (pipeline.pushed["clicks"].folder / "requests.jsonl").unlink()
+    with TestClient(operator_side(pipeline).app(), headers=HEADERS) as restarted:
+        from_segment = post(restarted, b"", **key)
+
+    assert [one.status_code for one in (other, same, later, from_segment)] == [409, 202, 409, 409]
+    assert same.json()["repeated"]
+    assert len(kept(pipeline)[0]) == 2
+
+
+def test_a_request_of_an_earlier_version_is_still_known(pipeline):
+    """Its note has no digest of its body: whatever comes under its key was taken."""
+    folder = pipeline.pushed["clicks"].folder
+    batch = Batch(table=pa.table({"user": ["a"]}), position=None, done=True)
+    Inbox(folder).put(batch, request="r")
+    notes = [json.loads(line) for line in (folder / "requests.jsonl").read_text().splitlines()]
+
+    assert [len(note) for note in notes] == [2]
+    assert Inbox(folder).put(batch, request="r", body="other") == (0, True)
+
+
+def stream(*columns, rows=None, compression=None):
+    """An Arrow stream with the wanted columns."""
+    table = pa.table(dict(zip(("user", "page", "at"), columns, strict=False)))
+    file = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression=compression)
+    with pa.ipc.new_stream(file, table.schema, options=options) as writer:
+        writer.write_table(table)
+    return file.getvalue().to_pybytes()
+
+
+def bombs():
+    """Small posts that are large when they are decoded, by the way in which they are."""
+    zeros = pa.array(np.zeros(1 << 22, np.int64))
+    long, huge = pa.array(["x" * 100_000]), pa.array(["x" * (1 << 25)])
+    _, view, text = long.cast(pa.string_view()).buffers()
+    views = [None, pa.py_buffer(view.to_pybytes()[:16] * 50_000), text]
+    many = pa.array(np.zeros(50_000, np.int8))
+    return {
+        "zstd": stream(zeros, compression="zstd"),
+        "lz4": stream(zeros, compression="lz4"),
+        "compressed dictionary": stream(
+            pa.DictionaryArray.from_arrays(pa.array([0]), huge), compression="zstd"
+        ),
+        "dictionary": stream(pa.DictionaryArray.from_arrays(many, long)),
+        "views": stream(pa.Array.from_buffers(pa.string_view(), 50_000, views)),
+        "nulls": stream(pa.Array.from_buffers(pa.null(), (1 << 31) - 1, [None])),
+        "runs": stream(pc.run_end_encode(pa.array(["x"])), pa.nulls(1)),
+    }
+
+
+@pytest.mark.parametrize(
+    "how", ["zstd", "lz4", "compressed dictionary", "dictionary", "views", "nulls", "runs"]
+)
+def test_what_would_be_large_when_decoded_is_refused_before_it_is(pipeline, how):
+    """By what the messages say of themselves, and by what their cells refer to."""
+    side = operator_side(pipeline, most_body=1 << 20, most_decoded=1 << 24)
+    body = bombs()[how]
+    with TestClient(side.app(), headers=HEADERS) as client:
+        before = pa.total_allocated_bytes()
+        answer = post(client, body, ARROW)
+        grown = pa.total_allocated_bytes() - before
+
+    assert answer.status_code == (422 if how == "runs" else 413), answer.text
+    assert len(body) < 1 << 20
+    assert grown < 1 << 20
+    assert kept(pipeline)[0] == []
+
+
+@pytest.mark.parametrize("compression", [None, "lz4", "zstd"])
+def test_a_compressed_stream_of_a_fair_size_is_taken(client, pipeline, compression):
+    """Whatever its columns are stored as."""
+    pages = pa.array(["home", "news"] * 50)
+    for page in (pages, pages.dictionary_encode(), pages.cast(pa.string_view())):
+        body = stream(pa.array(range(100)), page, pa.array([5] * 100), compression=compression)
+        assert post(client, body, ARROW).json()["accepted"] == 100
+
+    assert kept(pipeline)[0][:100] == kept(pipeline)[0][200:]
+
+
+@pytest.mark.parametrize(
+    ("body", "encoding", "status"),
+    [
+        (gzip.compress(LINES), "gzip", 202),
+        (gzip.compress(LINES[:40]) + gzip.compress(LINES[40:]), "GZIP", 202),
+        (LINES, "identity", 202),
+        (gzip.compress(LINES)[:-9], "gzip", 422),
+        (gzip.compress(LINES) + b"more", "gzip", 422),
+        (LINES, "gzip", 422),
+        (LINES, "br", 415),
+        (gzip.compress(b" " * (1 << 22)), "gzip", 413),
+        (gzip.compress(b"{}\n" * 40_000), "gzip", 413),
+    ],
+)
+def test_a_body_may_be_compressed_within_limits(pipeline, body, encoding, status):
+    """No more of it is decompressed than may be."""
+    side = operator_side(pipeline, most_body=1 << 20, most_decoded=1 << 20)
+    with TestClient(side.app(), headers=HEADERS) as client:
+        assert post(client, body, **{"content-encoding": encoding}).status_code == status
+
+    assert len(kept(pipeline)[0]) == (2 if status == 202 else 0)
+
+
+def test_long_bodies_are_read_in_blocks(client, pipeline, monkeypatch):
+    """A line is found by its number in the whole body; one that is too long is set aside alone."""
+    monkeypatch.setattr(operator_side_module, "_BLOCK", 100)
+    good = b'{"user": "u", "page": "home", "at": 1}\n'
+    deep = b'{"user": ' + b"[" * 5000 + b"]" * 5000 + b"}\n"
+    answer = post(client, good * 5 + deep + good + b"no row\n" + good * 4)
+
+    assert answer.json()["accepted"] == 10
+    assert [one.where for one in kept(pipeline)[1]] == [
+        "posted to clicks, line 6",
+        "posted to clicks, line 8",
+    ]
+
+
+def test_a_body_that_is_all_no_rows_is_refused_as_a_whole(client, pipeline):
+    """Each would be a dead letter of many times its size."""
+    answer = post(client, b"x\n" * 10_001)
+
+    assert answer.status_code == 422
+    assert kept(pipeline) == ([], [])
 
 
 def test_a_kill_after_the_rows_and_before_the_note_does_not_count_them_twice(pipeline):
@@ -164,7 +300,7 @@ def test_too_much_that_waits_is_refused(pipeline):
     """A run that does not read must not fill the disk."""
     side = operator_side(pipeline)
     side.intakes["clicks"].most_waiting = 500
-    with TestClient(side.app(run=False), headers=HEADERS) as client:
+    with TestClient(side.app(), headers=HEADERS) as client:
         found = [post(client, LINES).status_code for _ in range(12)]
 
     assert found[0] == 202
@@ -207,7 +343,7 @@ def test_the_operator_sees_dead_letters_books_and_numbers(pipeline):
     folder.mkdir(parents=True)
     letter = {"where": "line 1", "reason": "no unit", "row": "x"}
     (folder / "a.jsonl").write_text(json.dumps(letter) + "\n")
-    with TestClient(side.app(run=False), headers=HEADERS) as client:
+    with TestClient(side.app(), headers=HEADERS) as client:
         post(client, LINES)
         metrics = client.get("/metrics").text.splitlines()
         lag = client.get("/lag").json()["queries"]["pages"]
@@ -231,7 +367,7 @@ def test_rows_that_nobody_would_read_are_refused(pipeline):
     ended = operator_side(pipeline)
     ended.supervisor.state = "finished"
     for side in (shown, ended):
-        with TestClient(side.app(run=False), headers=HEADERS) as client:
+        with TestClient(side.app(), headers=HEADERS) as client:
             assert post(client, LINES).status_code == 409
             assert client.post("/ingest/none", content=LINES).status_code == 404
             assert client.get("/metrics").status_code == 200

@@ -97,9 +97,11 @@ def test_three_queries_read_every_posted_row_though_one_fails(tmp_path):
     """Rows are read by all; a query that cannot go on is named, tried again, and has its rows."""
     path = write(tmp_path / "p", [], three_queries(PUSHED))
     broken = tmp_path / "p" / "state" / "third"
-    broken.parent.mkdir(mode=0o700)
-    broken.write_text("no folder")
     with served(path) as server:
+        broken.rename(broken.with_name("kept"))
+        broken.write_text("no folder")
+        os.kill(_worker(server), signal.SIGKILL)
+        until(lambda: server.health()["restarts"] == 1)
         until(lambda: server.health().get("failed_queries"))
         until(lambda: server.health()["newest_release"] >= 2)
         health = server.health()
@@ -109,6 +111,7 @@ def test_three_queries_read_every_posted_row_though_one_fails(tmp_path):
         assert 'dpstream_query_failed{query="third"} 1' in _metrics(server)
         assert 'dpstream_query_starved{query="third"} 1' in _metrics(server)
         broken.unlink()
+        broken.with_name("kept").rename(broken)
         until(lambda: _read(server)["third"] == 300)
         until(lambda: server.health()["healthy"])
         assert 'dpstream_rows_read_total{query="third"} 300' in _metrics(server)
@@ -120,7 +123,7 @@ def test_three_queries_read_every_posted_row_though_one_fails(tmp_path):
     assert list(health["failed_queries"]) == ["third"]
     assert not health["healthy"]
     assert health["pipeline"] == "running"
-    assert again["restarts"] == 0
+    assert again["restarts"] == 1
     assert again["failed_queries"] == {}
     assert again["starved_queries"] == []
 
@@ -158,18 +161,18 @@ def test_a_pipeline_over_files_is_served_after_it_has_ended(tmp_path):
     assert json.loads(first)["rows"][0]["key"] == ["home"]
 
 
-def test_a_pipeline_that_cannot_run_is_the_operators_affair(tmp_path):
-    """The page stays; the reason is with the operator, and not on the public side.
+def test_a_book_that_refuses_later_is_shown_as_it_is(pipeline):
+    """The page stays, and says that the budget is used up; the amounts are the operator's affair.
 
     A book that is too small stays so until the operator acts: it is not tried again.
     """
-    path = write(
-        tmp_path / "p", [], PUSHED.replace("epsilon = 4\ndelta = 1e-6", "epsilon = 1\ndelta = 1e-6")
-    )
-    with served(path, "--clients-per-address", "2") as server:
+    with served(pipeline, "--clients-per-address", "2") as server:
+        running = json.loads(server.ask("/api/queries/pages")[1])
+        (pipeline.parent / "state" / "pages").rename(pipeline.parent / "gone")
+        os.kill(_worker(server), signal.SIGKILL)  # a new run would be charged anew
         until(lambda: server.health()["pipeline"] == "refused")
         health = server.health()
-        status, answer = server.ask("/api/queries/pages/latest")
+        shown = json.loads(server.ask("/api/queries/pages")[1])
         page, _ = server.ask("/")
         taken, _ = server.post([{"user": 1, "page": "home", "at": 0}])
         followers = [Follower(server), Follower(server)]
@@ -178,12 +181,12 @@ def test_a_pipeline_that_cannot_run_is_the_operators_affair(tmp_path):
         server.process.send_signal(signal.SIGINT)
         _, told = server.process.communicate(timeout=60)
 
-    assert (not health["healthy"], health["restarts"], len(followers)) == (True, 0, 2)
+    assert (not health["healthy"], health["restarts"], len(followers)) == (True, 1, 2)
     assert health["problem"]["error"] == "BudgetExceeded"
     assert "it is not tried again; what was released is still served" in health["problem"]["next"]
     assert "the pipeline does not run: the query 'pages' does not fit into" in told.decode()
+    assert (running["refused"], shown["refused"]) == (False, True)
     assert (taken, third) == (409, 429)
-    assert (status, json.loads(answer)) == (404, {"error": "nothing was published yet"})
     assert page == 200
 
 

@@ -9,7 +9,7 @@ from starlette.testclient import TestClient
 
 from dpstream.errors import InvalidParameter, SecretError
 from dpstream.serve import sides
-from dpstream.serve.server import check_binding, is_loopback, listening_socket
+from dpstream.serve.server import bound_socket, check_binding, is_loopback
 from dpstream.serve.sides import HEADERS as SECURITY
 from dpstream.serve.sides import Parameter, Refusal, Token, load_token
 from tests.support.pipelines import HEADERS, TOKEN, operator_side, public_side
@@ -17,9 +17,7 @@ from tests.support.pipelines import HEADERS, TOKEN, operator_side, public_side
 
 @pytest.fixture(scope="module")
 def operator(pipeline):
-    with TestClient(
-        operator_side(pipeline).app(run=False), raise_server_exceptions=False
-    ) as client:
+    with TestClient(operator_side(pipeline).app(), raise_server_exceptions=False) as client:
         yield client
 
 
@@ -178,21 +176,21 @@ def test_a_port_that_is_taken_is_said_so():
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         with pytest.raises(InvalidParameter, match="name another port with --operator-port"):
-            listening_socket("127.0.0.1", taken.getsockname()[1], "--operator-port")
+            bound_socket("127.0.0.1", taken.getsockname()[1], "--operator-port")
 
 
 def test_one_address_cannot_take_all_event_streams(feed, public):
     """Streams are counted by address while they last; others may still come."""
-    hub = public.hub
+    followers = public.hub.followers
     with ExitStack() as open_streams:
-        for _ in range(hub.most_per_address):
-            open_streams.enter_context(hub.following("testclient"))
+        for _ in range(followers.per_address):
+            open_streams.enter_context(followers.taken("testclient"))
         refused = feed.head("/api/events")
         assert (refused.status_code, refused.headers["retry-after"]) == (429, "5")
-        assert hub.clients == hub.most_per_address
-    with hub.following("another"):
+        assert public.hub.clients == followers.per_address
+    with followers.taken("another"):
         assert feed.head("/api/events").status_code == 200
-    assert not hub.addresses
+    assert not followers.addresses
 
 
 @pytest.mark.parametrize(
@@ -233,7 +231,7 @@ def test_a_body_that_is_too_large_is_not_read(pipeline, tmp_path):
             sent.append(1)
             yield b"x" * 600
 
-    with TestClient(side.app(run=False)) as client:
+    with TestClient(side.app()) as client:
         answer = client.post("/ingest/clicks", headers=HEADERS, content=body())
 
     assert answer.status_code == 413

@@ -265,6 +265,11 @@ def test_local_time_is_the_querys():
         ("CAST(t AS STRING)", None),
         ("EXTRACT(YEAR FROM t)", None),
         ("DATE_TRUNC(t, MONTH)", None),
+        ("d", None),
+        ("DATE_TRUNC(d, YEAR)", None),
+        ("DATE_TRUNC(CAST('0001-01-01' AS DATE), WEEK)", None),
+        ("DATE_TRUNC(CAST('0001-01-01' AS TIMESTAMP), WEEK)", None),
+        ("EXTRACT(DAY FROM d)", None),
     ],
 )
 def test_what_cannot_be_computed_is_null(text, expected):
@@ -277,6 +282,7 @@ def test_what_cannot_be_computed_is_null(text, expected):
             "s": pa.array(["30 February"], pa.string()),
             "bad": pa.Array.from_buffers(pa.string(), 1, text_bytes.buffers()),
             "t": pa.array([2**62], pa.timestamp("us")),
+            "d": pa.array([2**31 - 1], pa.int32()).view(pa.date32()),
         }
     )
 

@@ -94,6 +94,7 @@ EXAMPLE = '''\
 [source]
 path = "clicks.csv"         # a file, a glob such as "clicks/*.parquet", a directory, or a list
 # live = true               # path is a directory that grows; rows are read by the clock
+# on_done = "move"          # with live: files that are done go to done/; or "delete"
 # history = "old/*.parquet" # with live: rows that came before, read by event time first
 # Several sources are tables [source.clicks], [source.orders]; each query's FROM names its own.
 

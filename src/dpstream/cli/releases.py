@@ -29,8 +29,8 @@ def as_json(release: pa.Table, *, rows: bool = True) -> str:
     head = json.dumps({name: facts[name] for name in ("query", *_OF_RELEASE)})[:-1]
     if not rows:
         return f'{head}, "groups": {release.num_rows}}}'
-    lines = jsonl(_without_place(release)).decode().splitlines()
-    return f'{head}, "rows": [{", ".join(lines)}]}}'
+    lines = b", ".join(jsonl(_without_place(release)).splitlines())
+    return f'{head}, "rows": [{lines.decode()}]}}'
 
 
 def in_words(release: pa.Table, zone: str = "UTC") -> str:

@@ -55,6 +55,9 @@ def serve(
     clients: Annotated[int, _Public(min=1, help="The most that follow the events.")] = 1000,
     clients_per_address: Annotated[int, _Public(min=1, help="The same for one address.")] = 100,
     max_body: Annotated[int, _Operator(min=1, help="The most bytes in one post.")] = 16 << 20,
+    max_decoded: Annotated[
+        int, _Operator(min=1, help="The most bytes that one post takes when it is decoded.")
+    ] = 128 << 20,
     engine: Annotated[
         str | None, Option("--engine", help="embedded or spark; default: the file's.")
     ] = None,
@@ -80,6 +83,7 @@ def serve(
         clients=clients,
         clients_per_address=clients_per_address,
         most_body=max_body,
+        most_decoded=max_decoded,
     )
     settings.check()
     for words in pipeline.remarks:

@@ -133,6 +133,12 @@ def sql(
     on_damage: Annotated[
         str, Option(help="A file that cannot be read: quarantine it and go on, or stop.")
     ] = "quarantine",
+    on_done: Annotated[
+        str,
+        Option(
+            help="With --live and --state: move (to done/) or delete files that no recovery needs."
+        ),
+    ] = "keep",
     everything: Annotated[
         bool, Option("--all", help="Print every release in full, not only a window's last.")
     ] = False,
@@ -167,6 +173,7 @@ def sql(
         state=state,
         live=live,
         on_damage=on_damage,
+        on_done=on_done,
         secret=secret,
         ledger=book if isinstance(book, Ledger) else ledger,
         dataset=dataset,

@@ -257,4 +257,5 @@ class DuckdbSink(FileDatabase):
             verb = f"CREATE TABLE {name} AS" if create else f"INSERT INTO {name}"
             self.connection.execute(f"{verb} SELECT * FROM dpstream_rows")
         finally:
-            self.connection.unregister("dpstream_rows")
+            with suppress(self.errors):  # a failed transaction refuses: it has said why
+                self.connection.unregister("dpstream_rows")

@@ -100,7 +100,7 @@ class DeltaSink:
         known = self._known(query)
         commit = folder / "_delta_log" / f"{known.version():020d}.json"
         with writing(folder):
-            lines = map(json.loads, commit.read_text(encoding="utf-8").splitlines())
+            lines = map(json.loads, commit.read_bytes().splitlines())
             files = [folder / line["add"]["path"] for line in lines if "add" in line]
             for path in [*files, commit, commit.parent, folder, folder.parent]:
                 sync_directory(path)  # a file is synced in the same way

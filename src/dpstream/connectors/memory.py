@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
+from datetime import date, time
+from decimal import Decimal
+from numbers import Real
 from typing import Any
+from uuid import UUID
 
+import numpy as np
 import pyarrow as pa
 
 from dpstream.connectors.files.parquet import plain_type
 from dpstream.errors import InvalidInput
-from dpstream.records import Batch, Columns, Position, select_columns
+from dpstream.records import Batch, Columns, Position, Rejected, select_columns
+from dpstream.rows.column_values import text_of
 
 ROWS = 1 << 18
+Cells = dict[int, str]
+"""Values by row, as Python shows them."""
+_WRITTEN = (str, Real, Decimal, np.bool_, date, time, UUID)
 
 
-def as_table(data: Any) -> pa.Table | None:
+def table_source(data: Any) -> TableSource | None:
     """Arrow, or anything that offers itself as an Arrow stream; None for something else."""
-    if isinstance(data, pa.Table):
-        return data
     if isinstance(data, pa.RecordBatch):
-        return pa.Table.from_batches([data])
+        return TableSource(pa.Table.from_batches([data]))
     if type(data).__module__.partition(".")[0] == "pandas":
-        return pa.Table.from_pandas(data, preserve_index=False)
-    if hasattr(data, "__arrow_c_stream__"):
-        return pa.table(data)
+        return _pandas_source(data)
+    if isinstance(data, pa.Table) or hasattr(data, "__arrow_c_stream__"):
+        return TableSource(pa.table(data))
     return None
 
 
@@ -32,7 +41,10 @@ class TableSource:
     bounded = True
     replayable = True
 
-    def __init__(self, table: pa.Table, *, rows: int = ROWS) -> None:
+    def __init__(
+        self, table: pa.Table, *, rows: int = ROWS, unusable: Mapping[str, Cells] | None = None
+    ) -> None:
+        """`unusable`: by column, the rows whose values have no place in it."""
         names = table.column_names
         if len(set(names)) < len(names):
             raise InvalidInput(f"the columns of a table must differ; got {', '.join(names)}")
@@ -41,7 +53,7 @@ class TableSource:
         self._table = table.cast(
             pa.schema([(field.name, plain_type(field.type)) for field in table.schema])
         )
-        self._rows = rows
+        self._rows, self._unusable = rows, unusable or {}
 
     def partitions(self) -> list[str]:
         """The table itself."""
@@ -64,17 +76,67 @@ class TableSource:
             )
         table = self._table.slice(start, min(self._rows, end - start)).select(names)
         after = start + table.num_rows
-        return Batch(table=table, position=after, done=after >= end)
+        bad = {name: self._unusable[name] for name in names if name in self._unusable}
+        wrong = sorted({row for cells in bad.values() for row in cells if start <= row < after})
+        rejected = []
+        for row in wrong:
+            shown = {name: cells[row] for name, cells in bad.items() if row in cells}
+            reason, where = f"not of its column's type: {', '.join(shown)}", f"table, row {row}"
+            rejected.append(Rejected(where=where, reason=reason, row=json.dumps(shown)[:4096]))
+        if wrong:
+            table = table.filter(pa.array(~np.isin(np.arange(start, after), wrong)))
+        return Batch(table=table, position=after, done=after >= end, rejected=rejected)
 
     def close(self) -> None:
         """Nothing is held open."""
+
+
+def _pandas_source(frame: Any) -> TableSource:
+    """A data frame; a column of objects that are of several kinds becomes text, value by value."""
+    if not frame.columns.is_unique:
+        raise InvalidInput(
+            f"the columns of a table must differ; got {', '.join(map(str, frame.columns))}"
+        )
+    frame, unusable, mixed = frame.copy(deep=False), {}, []
+    for name in frame.columns[[kind == "object" for kind in frame.dtypes]]:
+        try:
+            kind = pa.array(frame[name], from_pandas=True).type
+            if kind != pa.binary() or not any(isinstance(value, str) for value in frame[name]):
+                continue
+        except (pa.ArrowException, ValueError, TypeError, OverflowError):
+            pass  # one value is enough: Arrow takes a type from the first ones
+        texts, wrong = _texts(frame[name])
+        if wrong and not any(texts):
+            raise InvalidInput(
+                f"the column {name!r} of the data frame holds {next(iter(wrong.values()))}, which "
+                "is no number, text, date or time; convert it"
+            )
+        if any(isinstance(value, bool | np.bool_) for value in frame[name]):
+            mixed.append(str(name))  # a column of them alone has a type of its own
+        frame[name], unusable[str(name)] = texts, wrong
+    source = TableSource(pa.Table.from_pandas(frame, preserve_index=False), unusable=unusable)
+    source.inferred |= dict.fromkeys(mixed, "truth values beside others")
+    return source
+
+
+def _texts(values: Any) -> tuple[list[str | None], Cells]:
+    """Objects as text files write them, and those that cannot be written so."""
+    texts: list[str | None] = []
+    unusable: Cells = {}
+    for row, (value, missing) in enumerate(zip(values, values.isna(), strict=True)):
+        text = None if missing or not isinstance(value, _WRITTEN) else text_of(value)
+        if not missing and (text is None or text.encode(errors="ignore").decode() != text):
+            unusable[row] = repr(value)[:4096]
+            text = None
+        texts.append(text)
+    return texts, unusable
 
 
 def _inferred(schema: pa.Schema) -> dict[str, str]:
     """Columns whose type one value may have changed.
 
     pandas has floats where an integer is missing, and objects of any kind; Arrow looks at each of
-    those to tell a type. Text is safe: another value beside it is an error.
+    those to tell a type. Text is safe: another value beside it becomes text.
     """
     columns = (schema.pandas_metadata or {}).get("columns", ())
     objects = {column["field_name"] for column in columns if column["numpy_type"] == "object"}

@@ -22,7 +22,7 @@ from dpstream.connectors.delta import DeltaSink
 from dpstream.connectors.encode import ENCODERS
 from dpstream.connectors.files.sink import DirectorySink
 from dpstream.connectors.files.source import SUFFIXES, Files, GrowingDirectory, suffix
-from dpstream.connectors.memory import TableSource, as_table
+from dpstream.connectors.memory import table_source
 from dpstream.connectors.pipes import StandardInput, StdoutSink
 from dpstream.connectors.server_base import ServerOptions, is_uri
 from dpstream.connectors.shared import AllSinks
@@ -127,9 +127,9 @@ def open_source(
         raise InvalidParameter(f"only a server's URI has options; got {spec!r:.200}")
     if isinstance(spec, Source):
         return spec
-    table = as_table(spec)
+    table = table_source(spec)
     if table is not None:
-        return TableSource(table)
+        return table
     if isinstance(spec, str) and spec == "-":
         return StandardInput()
     if isinstance(spec, str | os.PathLike):

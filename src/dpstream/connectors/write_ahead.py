@@ -25,7 +25,7 @@ import pyarrow as pa
 
 from dpstream.connectors.files.text import empty_strings
 from dpstream.connectors.storage import open_folder, put, put_new, remove, safe_name
-from dpstream.errors import RowsLost, StateError
+from dpstream.errors import InvalidInput, RowsLost, StateError
 from dpstream.privacy.state.durable_files import make_directory, remove_leftovers, writing
 from dpstream.records import Batch, Columns, EndingSource, InferredTypes, Position, Rejected, Source
 
@@ -213,22 +213,31 @@ class Inbox:
         self._next = max(self._segments.numbers(), default=-1) + 1
         self._known = self._read_requests()
 
-    def put(self, batch: Batch, *, request: str | None = None) -> tuple[int, bool]:
-        """Keep a batch for good; its number, and whether the request was known already."""
+    def put(self, batch: Batch, *, request: str | None = None, body: str = "") -> tuple[int, bool]:
+        """Keep a batch for good; its number, and whether the request was known already.
+
+        `body`: the digest of what was sent; a request that is known with another one is refused.
+        """
         request_id = "" if request is None else sha256(request.encode()).hexdigest()
         with self._lock:
             if request_id in self._known:
-                return self._known[request_id], True
+                return self._known_number(request_id, body), True
             if request_id:  # in the segment, too: a kill may come before it is noted
-                metadata = {_REQUEST: request_id.encode()}
+                metadata = {_REQUEST: f"{request_id} {body}".strip().encode()}
                 batch = replace(batch, table=batch.table.replace_schema_metadata(metadata))
             while not self._segments.write_new(self._next, batch):
                 self._skip_written()  # by a put that failed afterwards, or by another process
                 if request_id in self._known:
-                    return self._known[request_id], True
+                    return self._known_number(request_id, body), True
             self._next += 1
-            self._note(request_id, self._next - 1)
+            self._note(request_id, body, self._next - 1)
             return self._next - 1, False
+
+    def _known_number(self, request_id: str, body: str) -> int:
+        number, known = self._known[request_id]
+        if known and body and known != body:
+            raise InvalidInput("the request was known with another body; send it under a new key")
+        return number
 
     @property
     def waiting(self) -> int:
@@ -245,41 +254,48 @@ class Inbox:
         """Go on after the segments that are there, and know the requests they are of."""
         for number in self._segments.numbers():
             if number >= self._next:
-                self._note(self._request_of(number), number)
+                self._note(*self._request_of(number), number)
                 self._next = number + 1
 
-    def _note(self, request_id: str, number: int) -> None:
+    def _note(self, request_id: str, body: str, number: int) -> None:
         if not request_id:
             return
-        self._known[request_id] = number
+        self._known[request_id] = (number, body)
         path = self._requests
         with writing(path), os.fdopen(os.open(path, _APPEND, 0o600), "ab") as file:
-            file.write(json.dumps([request_id, number]).encode() + b"\n")
+            file.write(_line(request_id, number, body))
         while len(self._known) > _REMEMBERED:
             self._known.popitem(last=False)
 
-    def _read_requests(self) -> OrderedDict[str, int]:
+    def _read_requests(self) -> OrderedDict[str, tuple[int, str]]:
         """The last requests: what was noted, and what the segments say."""
-        known: dict[str, int] = {}
+        known: dict[str, tuple[int, str]] = {}
         path = self._requests
         for line in path.read_bytes().splitlines() if path.exists() else ():
             try:
-                request_id, number = json.loads(line)
+                request_id, number, *body = json.loads(line)
             except ValueError:  # cut by a kill; its segment is still there
                 continue
-            known[request_id] = number
+            known[request_id] = (number, body[0] if body else "")
         for number in self._segments.numbers():
-            known.setdefault(self._request_of(number), number)
+            request_id, body = self._request_of(number)
+            known.setdefault(request_id, (number, body))
         known.pop("", None)
         last = OrderedDict(list(known.items())[-_REMEMBERED:])
         if last:
-            put(path, "".join(json.dumps(item) + "\n" for item in last.items()).encode())
+            put(path, b"".join(_line(request_id, *facts) for request_id, facts in last.items()))
         return last
 
-    def _request_of(self, number: int) -> str:
-        """The id of the request that a segment was posted with; "" if it had none."""
+    def _request_of(self, number: int) -> tuple[str, str]:
+        """The id of the request that a segment was posted with, and its body's digest."""
         metadata = self._segments.read(number, None).table.schema.metadata or {}
-        return str(metadata.get(_REQUEST, b"").decode())
+        request_id, _, body = metadata.get(_REQUEST, b"").decode().partition(" ")
+        return request_id, body
+
+
+def _line(request_id: str, number: int, body: str) -> bytes:
+    """A request in the list of those that were taken; one of before has no body."""
+    return json.dumps([request_id, number, *([body] if body else [])]).encode() + b"\n"
 
 
 class PushedSource:

@@ -148,13 +148,18 @@ class Run(ABC):
 
     @abstractmethod
     def _releases(self) -> Generator[pa.Table, None, None]:
-        """The life of the run."""
+        """The life of the run: a None when everything is open, then its releases."""
+
+    def open(self) -> Generator[pa.Table, None, None]:
+        """Open state, source and sink; what cannot run is refused here, and nothing is charged."""
+        if self._iterator is None:
+            self._iterator = self._releases()
+            next(self._iterator)
+        return self._iterator
 
     def __iter__(self) -> Iterator[pa.Table]:
         """The releases. There is one iterator: a second one would be a second noisy copy."""
-        if self._iterator is None:
-            self._iterator = self._releases()
-        return self._iterator
+        return self.open()
 
     def finish(self) -> Self:
         """Run to the end; the releases go to the sink."""
@@ -305,6 +310,7 @@ class QueryRun(Run):
                 if self._storage.ledger.terms(self.dataset) is not None:
                     self._admit()  # refuse early what will not fit
                 self._open(undo)
+                yield None
                 yield from self._publish_steps()
             except (BudgetExceeded, LedgerError, InvalidInput, InvalidParameter):
                 if directory is not None and not self.steps_done:

@@ -4,6 +4,7 @@ run.dps        the run id, the query, a check of the secret; written before the 
 inputs.log     epochs, column types, digest and positions of every step; locked by one process
 windows/       one key per open window, wrapped by the secret
 segments/, manifest-*.dps   snapshots, two generations
+finished-*.log              files of a live directory that were read to their ends
 spark.dps, shared/          in their place: progress and files of a run on Spark
 ledger         the book, unless the run shares another
 

@@ -104,8 +104,9 @@ def canonical_type(kind: pa.DataType, name: str = "") -> pa.DataType:
     if pa.types.is_date(kind):
         return pa.date32()
     if pa.types.is_decimal(kind):
-        wide = pa.types.is_decimal256(kind)
-        return kind if wide else pa.decimal128(kind.precision, kind.scale)
+        digits, scale = kind.precision - min(kind.scale, 0), max(kind.scale, 0)
+        wide = pa.types.is_decimal256(kind) or digits > 38
+        return pa.decimal256(digits, scale) if wide else pa.decimal128(digits, scale)
     if any(holds(kind) for holds in _AS_THEY_ARE):
         return kind
     column = f"column {name!r} has the type {kind}, which" if name else f"the type {kind}"

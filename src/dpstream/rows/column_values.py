@@ -8,6 +8,7 @@ one and the same column: no row shows its own spelling.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from decimal import Decimal
 from typing import Any
 from uuid import UUID
@@ -19,6 +20,7 @@ import pyarrow.compute as pc
 from dpstream.errors import InvalidInput
 from dpstream.query.column_types import Types, canonical_type, is_number, is_text
 from dpstream.query.row_spec import RowSpec
+from dpstream.query.windows import within_calendar
 from dpstream.rows import parse
 from dpstream.rows.number_text import number_text, one_number_spelling
 
@@ -49,28 +51,70 @@ def canonical(array: pa.Array) -> pa.Array:
     return array if kind.equals(target) else pc.cast(array, target)
 
 
-def in_type(array: pa.Array, kind: pa.DataType, name: str) -> tuple[pa.Array, parse.Mask]:
+def in_type(array: pa.Array, kind: pa.DataType) -> tuple[pa.Array, parse.Mask]:
     """A column in the type that it has in this run, and the rows whose value that cannot hold.
 
-    Those are NULL in the column. A type whose values never become this one is refused.
+    Those are NULL in the column; of a type whose values never become this one, all that have one.
     """
-    array = canonical(array)
     fine = np.zeros(len(array), bool)
-    if array.type.equals(kind):
-        return array, fine
     if array.null_count == len(array):  # an empty chunk, or one without a value
         return pa.nulls(len(array), kind), fine
-    values = _by_value(array, kind)
-    if values is None:  # by the types alone: no row can cause this
-        raise InvalidInput(
-            f"column {name!r} is {kind} in this run and {array.type} in what is read now, and the "
-            "one does not become the other by value; give all files one type, or declare it: "
-            f"column_types={{{name!r}: ...}}"
-        )
+    if never_becomes(array.type, kind):
+        return pa.nulls(len(array), kind), np.asarray(array.is_valid(), bool)
+    array = canonical(array)
+    values = array if array.type.equals(kind) else _by_value(array, kind)
+    if values is None or values is array:
+        return array, fine
     lost = np.asarray(pc.and_(values.is_null(), array.is_valid()), bool)
     if is_text(array.type):  # an empty cell has no value
         lost &= ~np.asarray(pc.fill_null(pc.equal(array, ""), False), bool)
     return values, lost
+
+
+def never_becomes(old: pa.DataType, kind: pa.DataType) -> bool:
+    """Is no value of a type one of another type? By the types alone: no row can cause this."""
+    try:
+        old = canonical_type(old)
+    except InvalidInput:  # lists and the like
+        return True
+    return not old.equals(kind) and _by_value(pa.array([], old), kind) is None
+
+
+def python_values(column: pa.Array | pa.ChunkedArray) -> list[Any]:
+    """A column's values as Python has them; those that it lacks, such as far dates, as text."""
+    try:
+        values: list[Any] = column.to_pylist()
+    except (ValueError, OverflowError, pa.ArrowException):
+        return [_python_value(value) for value in column]
+    return values
+
+
+def _python_value(value: pa.Scalar) -> object:
+    try:
+        return value.as_py()
+    except (ValueError, OverflowError, pa.ArrowException):
+        if is_text(value.type):
+            return value.as_buffer().to_pybytes().decode(errors="replace")
+        with suppress(pa.ArrowException):
+            return value.cast(pa.string()).as_py()
+        return f"a {value.type} that cannot be shown"
+
+
+def unwritable(keys: pa.Array) -> parse.Mask:
+    """Where a key has a value that some sink cannot write, whatever sinks this run has.
+
+    All of them write dates and instants of the years 1 to 9999, times within a day, lengths of time
+    in 62 bits of microseconds, decimals within their precision, and every other kind of value.
+    """
+    kind = keys.type
+    if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
+        micros, readable = parse.instants(keys, "UTC")
+        return np.asarray(keys.is_valid(), bool) & ~(readable & within_calendar(micros))
+    if pa.types.is_duration(kind):
+        return ~parse.fits_micros(keys)
+    if pa.types.is_time(kind) or pa.types.is_decimal(kind):
+        return parse.invalid(keys)
+    return np.zeros(len(keys), bool)
 
 
 def _by_value(array: pa.Array, kind: pa.DataType) -> pa.Array | None:
@@ -206,12 +250,12 @@ def types_before_rows(query: RowSpec) -> Types:
 def listed_keys(listed: Sequence[Any], kind: pa.DataType, name: str) -> pa.Array:
     """Public keys of one column in its type: by value, as rows are read."""
     if is_text(kind):
-        return pa.array([_text(item) for item in listed], kind)
+        return pa.array([text_of(item) for item in listed], kind)
     try:
         keys = pa.array(listed, kind)
     except (pa.ArrowException, TypeError, ValueError, OverflowError):
         keys = _array(listed, name)
-    keys, lost = in_type(keys, kind, name)
+    keys, lost = in_type(keys, kind)
     if lost.any():
         wrong = listed[int(lost.argmax())]
         raise InvalidInput(
@@ -230,10 +274,10 @@ def _array(listed: Sequence[Any], name: str) -> pa.Array:
         ) from None
 
 
-def _text(item: Any) -> str | None:
+def text_of(item: Any) -> str | None:
     """As text sources write it: numbers in their one spelling."""
     if item is None or isinstance(item, str):
         return item
-    if isinstance(item, bool):
+    if isinstance(item, bool | np.bool_):
         return "true" if item else "false"
     return number_text(str(item)) if isinstance(item, int | float | Decimal) else str(item)

@@ -22,6 +22,7 @@ _TIME = (
     r"([T ]([01]\d|2[0-3]):[0-5]\d(:[0-5]\d(\.\d{1,9})?)?)?(Z|[+-]\d\d:?\d\d|[+-]\d\d)?$"
 )
 _LARGEST = float(2**62)  # microseconds that an int64 holds with room
+_MICROS = {"s": 10**6, "ms": 1000, "us": 1, "ns": 1}  # at most so many, for each unit
 
 
 def whole_column(column: pa.ChunkedArray | pa.Array) -> pa.Array:
@@ -85,7 +86,7 @@ def times(
         raise InvalidInput(
             f"the time column {name!r} must hold times, ISO text or numbers; it holds {kind}"
         )
-    return _instants(array, zone)
+    return instants(array, zone)
 
 
 def _counted(array: pa.Array, name: str, unit: int, origin: int) -> tuple[Integers, Mask]:
@@ -102,8 +103,21 @@ def _counted(array: pa.Array, name: str, unit: int, origin: int) -> tuple[Intege
     return np.where(readable, micros, 0).astype(np.int64) + origin, readable
 
 
-def _instants(array: pa.Array, zone: str) -> tuple[Integers, Mask]:
-    readable = ~_mask(array.is_null())
+def fits_micros(array: pa.Array) -> Mask:
+    """Where a date, instant or length of time is NULL or has microseconds in 62 bits."""
+    kind = array.type
+    days = pa.types.is_date32(kind)
+    factor = 86_400 * 10**6 if days else _MICROS[getattr(kind, "unit", "ms")]
+    if factor == 1:
+        return np.ones(len(array), bool)
+    counts = array.view(pa.int32() if days else pa.int64()).fill_null(0)
+    near: Mask = np.abs(counts.to_numpy(zero_copy_only=False) * float(factor)) < _LARGEST
+    return near
+
+
+def instants(array: pa.Array, zone: str) -> tuple[Integers, Mask]:
+    """(microseconds, readable) of dates and timestamps; those without an offset are in `zone`."""
+    readable = ~_mask(array.is_null()) & fits_micros(array)  # a cast would turn far times around
     kind = array.type
     aware = pa.types.is_timestamp(kind) and kind.tz is not None
     micros = pc.cast(array, pa.timestamp("us", tz=kind.tz if aware else None), safe=False)
@@ -124,7 +138,7 @@ def written_times(text: pa.Array, zone: str) -> tuple[Integers, Mask]:
             continue
         kind = pa.timestamp("us", tz="UTC") if with_zone else pa.timestamp("us")
         cut = pc.replace_substring_regex(text.filter(pa.array(rows)), r"(\.\d{6})\d+", r"\1")
-        micros[rows], readable[rows] = _instants(cast_each(cut, kind), zone)
+        micros[rows], readable[rows] = instants(cast_each(cut, kind), zone)
     return micros, readable
 
 
@@ -137,6 +151,18 @@ def cast_each(text: pa.Array, kind: pa.DataType) -> pa.Array:
             return pa.nulls(1, kind)
         middle = len(text) // 2
         return pa.concat_arrays([cast_each(text[:middle], kind), cast_each(text[middle:], kind)])
+
+
+def invalid(array: pa.Array) -> Mask:
+    """Where a value breaks the rules of its own type, as a time of 25 hours does."""
+    try:
+        array.validate(full=True)
+    except pa.ArrowInvalid:
+        if len(array) == 1:
+            return np.ones(1, bool)
+        middle = len(array) // 2
+        return np.concatenate([invalid(array[:middle]), invalid(array[middle:])])
+    return np.zeros(len(array), bool)
 
 
 def _mask(array: Any, *, nulls: bool = False) -> Mask:

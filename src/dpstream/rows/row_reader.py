@@ -26,7 +26,14 @@ from dpstream.query.row_spec import RowSpec
 from dpstream.query.windows import within_calendar
 from dpstream.records import Integers, Rejected, Words
 from dpstream.rows import number_text, parse
-from dpstream.rows.column_values import in_type, listed_keys, types_before_rows, types_of
+from dpstream.rows.column_values import (
+    in_type,
+    listed_keys,
+    python_values,
+    types_before_rows,
+    types_of,
+    unwritable,
+)
 from dpstream.rows.row_batch import RejectedRows, RowKeys, Rows, id_pairs, in_order, stepwise
 from dpstream.rows.row_ids import RowIds
 
@@ -48,6 +55,7 @@ class Reason(StrEnum):
     AHEAD = "time too far ahead of the clock"
     NOT_UTF8 = "invalid UTF-8"
     TYPE = "not of its column's type"
+    UNWRITABLE = "key beyond dates and numbers that every sink can write"
 
 
 _REASONS = tuple(Reason)
@@ -104,13 +112,8 @@ def reject(table: pa.Table, reasons: Codes, where: str) -> list[Rejected]:
     """The rows that were marked, with their reasons."""
     bad = np.flatnonzero(reasons)
     raw = table.take(pa.array(bad)) if len(bad) else table.slice(0, 0)
-    raw = pa.table({name: parse.whole_column(raw[name]) for name in raw.column_names})
-    try:
-        rows = raw.to_pylist()
-    except (ValueError, OverflowError, pa.ArrowException):  # a date or text that Python lacks
-        rows = [
-            {name: _as_python(raw[name][i]) for name in raw.column_names} for i in range(len(raw))
-        ]
+    columns = [python_values(parse.whole_column(raw[name])) for name in raw.column_names]
+    rows = [dict(zip(raw.column_names, cells, strict=True)) for cells in zip(*columns, strict=True)]
     return [
         Rejected(
             where=f"{where}, row {number}",
@@ -119,16 +122,6 @@ def reject(table: pa.Table, reasons: Codes, where: str) -> list[Rejected]:
         )
         for number, row in zip(bad.tolist(), rows, strict=True)
     ]
-
-
-def _as_python(value: pa.Scalar) -> object:
-    """A value as Python has it, or else as near as can be."""
-    try:
-        return value.as_py()
-    except (ValueError, OverflowError, pa.ArrowException):
-        if is_text(value.type):
-            return value.as_buffer().to_pybytes().decode(errors="replace")
-        return f"a {value.type} that cannot be shown"
 
 
 class ParsedColumns:
@@ -222,7 +215,7 @@ class RowReader:
         """Every column that matters, parsed; rows that cannot be used are marked."""
         query = self.query
         for name in query.columns:
-            if name == query.privacy_unit_column:
+            if name == query.privacy_unit_column and is_text(self.types[name]):
                 continue  # only hashed, never shown
             column, bad = once("text", name, make=partial(readable_text, table, name))
             table = table.set_column(table.column_names.index(name), name, column)
@@ -236,6 +229,7 @@ class RowReader:
             keys = pa.table({"": pa.nulls(len(table))})  # a table knows its rows by its columns
         for name in query.keys:
             flag(reasons, Reason.OVERSIZE_KEY, oversize(keys[name], query.max_key_bytes))
+            flag(reasons, Reason.UNWRITABLE, unwritable(parse.whole_column(keys[name])))
         if arrived is None:
             steps = stepwise(query.schedule.step_of, arrivals)
             if arrivals is not moments:
@@ -335,7 +329,7 @@ class RowReader:
 
     def _typed(self, table: pa.Table, name: str, reasons: Codes) -> pa.Array:
         """A column in the type it has in this run: 5 and "5" must not become two users."""
-        column, lost = in_type(parse.whole_column(table[name]), self.types[name], name)
+        column, lost = in_type(parse.whole_column(table[name]), self.types[name])
         flag(reasons, Reason.TYPE, lost)
         return column
 
@@ -347,7 +341,7 @@ class RowReader:
             if name in table.column_names:
                 column, bad = readable_text(typed, name)
                 flag(reasons, Reason.NOT_UTF8, bad)
-                column, lost = in_type(column, kind, name)
+                column, lost = in_type(column, kind)
                 flag(reasons, Reason.TYPE, lost)
                 typed = typed.set_column(typed.column_names.index(name), name, column)
         if not reasons.any():

@@ -10,20 +10,20 @@ import asyncio
 import json
 import logging
 import time
-from collections import Counter, OrderedDict
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
 from dpstream.serve.public_facts import QueryDescription
 from dpstream.serve.release_history import rows_of
 from dpstream.serve.release_store import Released, ReleaseReader
-from dpstream.serve.sides import Refusal
+from dpstream.serve.sides import LastingResponse, Places
 
 _LOG = logging.getLogger("dpstream.serve")
 _KEPT = 1024  # events in memory; a client that is further behind reads the store
@@ -46,8 +46,9 @@ class Hub:
         most_per_address: int = 100,
     ) -> None:
         self.reader, self.grid = reader, grid
-        self.most_clients, self.most_per_address = most_clients, most_per_address
-        self.addresses: Counter[str] = Counter()  # clients that follow the events, by address
+        self.followers = Places(
+            "clients follow the events", most=most_clients, per_address=most_per_address
+        )
         self.closing = False
         self.newest = 0  # what events go up to; the reader may be ahead of it for a moment
         self._recent: list[Released] = []
@@ -57,16 +58,7 @@ class Hub:
     @property
     def clients(self) -> int:
         """How many follow the events."""
-        return self.addresses.total()
-
-    @contextmanager
-    def following(self, address: str) -> Iterator[None]:
-        """Somebody at this address follows the events while this lasts."""
-        self.addresses[address] += 1
-        try:
-            yield
-        finally:
-            self.addresses -= Counter([address])  # an address without clients is forgotten
+        return self.followers.addresses.total()
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -146,36 +138,31 @@ class EventStream:
 
     def answer(self, request: Request, given: Mapping[str, Any]) -> Response:
         """The stream, from after `last_id` or the client's last event; from now on otherwise."""
-        hub, address = self._hub, "" if request.client is None else request.client.host
-        if hub.clients >= hub.most_clients:
-            raise Refusal(503, "too many clients follow the events", {"retry-after": "5"})
-        if hub.addresses[address] >= hub.most_per_address:
-            raise Refusal(429, "too many from this address follow the events", {"retry-after": "5"})
         last = given["last_id"]
         told = request.headers.get("last-event-id", "")
         if told.isascii() and told.isdigit() and len(told) <= 18:
             last = int(told)
-        headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
-        if request.method == "HEAD":
-            return Response(media_type="text/event-stream", headers=headers)
-        content = self._follow(last, address, rows=given["rows"] == 1)
-        return StreamingResponse(content, media_type="text/event-stream", headers=headers)
+        return LastingResponse(
+            self._follow(last, rows=given["rows"] == 1),
+            self._hub.followers,
+            media_type="text/event-stream",
+            headers={"cache-control": "no-store", "x-accel-buffering": "no"},
+        )
 
-    async def _follow(self, last: int | None, address: str, *, rows: bool) -> AsyncIterator[bytes]:
+    async def _follow(self, last: int | None, *, rows: bool) -> AsyncIterator[bytes]:
         hub = self._hub
-        with hub.following(address):
-            at = hub.newest if last is None else last
-            yield b"retry: 2000\n\n"
-            if at > hub.newest:  # of another store: there is nothing to go on from
-                at = hub.newest
-                yield f"id: {at}\nevent: reset\ndata: {json.dumps({'id': at})}\n\n".encode()
-            while not hub.closing:
-                if not await hub.wait(at, HEARTBEAT):
-                    yield b": still here\n\n"
-                    continue
-                for released in await hub.events(at):
-                    yield await self._bytes(released, rows=rows)
-                    at = released.id
+        at = hub.newest if last is None else last
+        yield b"retry: 2000\n\n"
+        if at > hub.newest:  # of another store: there is nothing to go on from
+            at = hub.newest
+            yield f"id: {at}\nevent: reset\ndata: {json.dumps({'id': at})}\n\n".encode()
+        while not hub.closing:
+            if not await hub.wait(at, HEARTBEAT):
+                yield b": still here\n\n"
+                continue
+            for released in await hub.events(at):
+                yield await self._bytes(released, rows=rows)
+                at = released.id
 
     async def _bytes(self, released: Released, *, rows: bool) -> bytes:
         place = (released.id, rows)

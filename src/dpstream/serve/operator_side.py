@@ -8,11 +8,14 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import struct
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping
+import zlib
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass, field
+from hashlib import sha256
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -23,13 +26,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from dpstream.connectors.arrow_size import CELL, check_decoded_size, check_text_size
 from dpstream.connectors.encode import simple_column
 from dpstream.connectors.files.jsonl import JsonlParser
-from dpstream.connectors.files.text import rejected_rows
+from dpstream.connectors.files.text import UnreadableRange, empty_strings, rejected_rows
 from dpstream.connectors.write_ahead import Inbox
 from dpstream.errors import InvalidInput, StateError
 from dpstream.privacy.ledger.ledger import Ledger
-from dpstream.records import Batch
+from dpstream.records import Batch, Rejected
 from dpstream.serve.event_stream import Hub
 from dpstream.serve.sides import Endpoint, Given, Parameter, Refusal, Side, Token, json_answer
 from dpstream.serve.worker import Supervisor
@@ -66,6 +70,11 @@ METRICS = {
 """Names without the prefix; totals only grow."""
 JSONL = ("application/jsonl", "application/x-ndjson", "application/json-lines", "application/json")
 ARROW = "application/vnd.apache.arrow.stream"
+MOST_DECODED = 128 << 20
+"""Bytes that a post may take when it is decompressed, and its cells have been told apart."""
+_BLOCK = 4 << 20  # bytes of JSON lines that are parsed at once; a longer line is no row
+_MOST_REJECTED = 10_000  # lines of one post
+_TOO_LARGE = "the body is too large, as it is or when it is decoded; send it in parts"
 MOST_WAITING = 1 << 32
 """Bytes that may wait for the run before more are refused."""
 Sample = tuple[str, Mapping[str, str], float | None]
@@ -81,24 +90,29 @@ class Intake:
     inbox: Inbox
     """Where they are kept."""
     most_waiting: int = MOST_WAITING
+    most_decoded: int = MOST_DECODED
     accepted: int = 0
     rejected: int = 0
     requests: int = 0
     _looked: int = field(default=0, init=False)
     _waiting: int = field(default=0, init=False)
 
-    def take(self, kind: str, body: bytes, request: str | None) -> dict[str, object]:
+    def take(
+        self, kind: str, body: bytes, request: str | None, encoding: str = ""
+    ) -> dict[str, object]:
         """Keep the rows of a body; what was kept, and how many lines were set aside."""
-        if kind in JSONL:
-            batch = self._jsonl(body)
-        elif kind == ARROW:
-            batch = self._arrow(body)
-        else:
+        if kind not in (*JSONL, ARROW):
             raise Refusal(415, f"a body must be {JSONL[0]} or {ARROW}")
+        body = decompressed(body, encoding, self.most_decoded)
+        batch = self._arrow(body) if kind == ARROW else self._jsonl(body)
         if self._full(len(body)):
             raise Refusal(503, "too much waits for the pipeline already", {"retry-after": "10"})
         try:
-            number, again = self.inbox.put(batch, request=request)
+            number, again = self.inbox.put(batch, request=request, body=sha256(body).hexdigest())
+        except InvalidInput:
+            raise Refusal(
+                409, "this Idempotency-Key came with another body before; nothing was kept"
+            ) from None
         except StateError as problem:
             _LOG.error("posted rows cannot be kept: %s", problem)
             raise Refusal(503, "rows cannot be kept just now", {"retry-after": "10"}) from None
@@ -117,21 +131,37 @@ class Intake:
         return self._waiting > self.most_waiting
 
     def _jsonl(self, body: bytes) -> Batch:
-        parser = JsonlParser(self.name)
-        try:
-            head = parser.head(body, final=True) or 0
-            parsed = parser.parse(body[head:], final=True, columns=self.pushed.columns)
-        except InvalidInput:
-            raise Refusal(422, "the body cannot be read as JSON lines") from None
-        rejected = rejected_rows(f"posted to {self.name}", body[head:], parsed.bad)
-        return Batch(table=parsed.table, position=None, done=True, rejected=rejected)
+        """Block by block: many short lines take many times their size while they are parsed."""
+        parser, columns = JsonlParser(self.name), self.pushed.columns
+        tables: list[pa.Table] = []
+        rejected: list[Rejected] = []
+        line, rows = 1, 0
+        for block in line_blocks(body, parser.head(body, final=True) or 0):
+            bad = [UnreadableRange(start=0, stop=len(block), reason="the line is too long")]
+            if len(block) <= _BLOCK:
+                parsed = parser.parse(block, final=True, columns=columns)
+                bad, rows = parsed.bad, rows + len(parsed.table)
+                tables.append(parsed.table)
+            if rows * len(columns) * CELL > self.most_decoded:
+                raise Refusal(413, _TOO_LARGE)
+            if len(rejected) + len(bad) > _MOST_REJECTED:
+                raise Refusal(422, f"more than {_MOST_REJECTED} lines are no rows; send none")
+            rejected += rejected_rows(f"posted to {self.name}", block, bad, line)
+            line += block.count(b"\n")
+        table = pa.concat_tables(tables or [empty_strings(columns)])
+        return Batch(table=table, position=None, done=True, rejected=rejected)
 
     def _arrow(self, body: bytes) -> Batch:
         """Columns as text, as JSON lines have them: a run must not meet 5 and "5"."""
         try:
+            check_decoded_size(body, len(self.pushed.columns), self.most_decoded)
             table = pa.ipc.open_stream(body).read_all()
             table.validate(full=True)
-        except (pa.ArrowException, OSError, ValueError):
+            wanted = [name for name in table.column_names if name in self.pushed.columns]
+            check_text_size([table[name] for name in wanted], self.most_decoded)
+        except InvalidInput:
+            raise Refusal(413, _TOO_LARGE) from None
+        except (pa.ArrowException, OSError, ValueError, struct.error):
             raise Refusal(422, "the body is not a whole Arrow stream") from None
         names = table.column_names
         if len(set(names)) < len(names):
@@ -148,13 +178,46 @@ class Intake:
         return Batch(table=pa.table(columns), position=None, done=True)
 
 
+def line_blocks(body: bytes, at: int) -> Iterator[bytes]:
+    """The lines from a place on, as many as a block holds at a time; a longer line comes alone."""
+    while at < len(body):
+        end = len(body)
+        if end - at > _BLOCK:
+            end = body.rfind(b"\n", at, at + _BLOCK) + 1 or body.find(b"\n", at) + 1 or end
+        yield body[at:end]
+        at = end
+
+
+def decompressed(body: bytes, encoding: str, most: int) -> bytes:
+    """The body without its gzip, if it has one; no more of it is made than may be."""
+    if encoding in ("", "identity"):
+        return body
+    if encoding != "gzip":
+        raise Refusal(415, "a body may be compressed by gzip, and by nothing else")
+    pieces: list[bytes] = []
+    left = most
+    try:
+        while body:  # members, one after another
+            member = zlib.decompressobj(zlib.MAX_WBITS | 16)
+            pieces.append(member.decompress(body, left + 1))
+            left -= len(pieces[-1])
+            if left < 0:
+                raise Refusal(413, _TOO_LARGE)
+            if not member.eof:
+                raise zlib.error
+            body = member.unused_data
+    except zlib.error:
+        raise Refusal(422, "the body is not a whole gzip file") from None
+    return b"".join(pieces)
+
+
 async def read_body(pieces: AsyncIterator[bytes], most: int) -> bytes:
     """A body that is not too large; the rest of a larger one is not read."""
     body = bytearray()
     async for piece in pieces:
         body += piece
         if len(body) > most:
-            raise Refusal(413, "the body is too large; send it in parts")
+            raise Refusal(413, _TOO_LARGE)
     return bytes(body)
 
 
@@ -172,6 +235,7 @@ class OperatorSide(Side):
     supervisor: Supervisor
     hub: Hub
     most_body: int = 16 << 20
+    most_decoded: int = MOST_DECODED
     takes_rows: bool = True
     """May rows be posted? They need a run that reads them."""
     intakes: dict[str, Intake] = field(init=False)
@@ -182,15 +246,19 @@ class OperatorSide(Side):
         self._pool = ThreadPoolExecutor(_THREADS, "operator")
         given = self.pipeline.pushed.items() if self.takes_rows else ()
         self.intakes = {
-            name: Intake(name=name, pushed=pushed, inbox=Inbox(pushed.folder))
+            name: Intake(
+                name=name,
+                pushed=pushed,
+                inbox=Inbox(pushed.folder),
+                most_decoded=max(self.most_body, self.most_decoded),
+            )
             for name, pushed in given
         }
 
-    def app(self, *, run: bool = True) -> ASGIApp:
-        """As an ASGI application; `run`: the pipeline runs with it."""
-        running = self.supervisor.running if run else nullcontext
+    def app(self) -> ASGIApp:
+        """As an ASGI application."""
         return self.asgi(
-            lambda app: running(), self.token.check, rate=500, burst=5000, pool=self._pool
+            lambda app: nullcontext(), self.token.check, rate=500, burst=5000, pool=self._pool
         )
 
     def endpoints(self) -> list[Endpoint]:
@@ -328,8 +396,9 @@ class OperatorSide(Side):
         request_id = request.headers.get("idempotency-key")
         if request_id is not None and not 1 <= len(request_id) <= 200:
             raise Refusal(422, "an Idempotency-Key must have 1 to 200 characters")
+        encoding = request.headers.get("content-encoding", "").strip().lower()
         loop = asyncio.get_running_loop()
-        told = await loop.run_in_executor(self._pool, intake.take, kind, body, request_id)
+        told = await loop.run_in_executor(self._pool, intake.take, kind, body, request_id, encoding)
         return json_answer(request, told, 202)
 
 

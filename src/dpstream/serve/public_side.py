@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import mimetypes
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from threading import Semaphore
 from typing import Any, ClassVar
 
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
@@ -18,7 +17,16 @@ from dpstream.serve.event_stream import EventStream, Hub
 from dpstream.serve.public_facts import QueryDescription, what_if
 from dpstream.serve.release_history import FILE_TYPES, History, file_stream
 from dpstream.serve.release_segments import KEY_ID
-from dpstream.serve.sides import Endpoint, Given, Parameter, Refusal, Side, tagged_answer
+from dpstream.serve.sides import (
+    Endpoint,
+    Given,
+    LastingResponse,
+    Parameter,
+    Places,
+    Refusal,
+    Side,
+    tagged_answer,
+)
 
 _WINDOW = Parameter("window", "The number of a window.", kind="integer", least=0, most=2**53)
 _WINDOW_OR_ALL = Parameter(
@@ -38,6 +46,14 @@ _KEY = Parameter("key", "A key as a JSON array.", longest=6000)
 _ID = Parameter("id", "The id of a key.", pattern=KEY_ID, longest=32)
 _FORMAT = Parameter("format", "The kind of file.", choices=tuple(FILE_TYPES), required=True)
 _ANY_FORMAT = replace(_FORMAT, choices=("json", *FILE_TYPES), default="json", required=False)
+_ESCAPE = Parameter(
+    "escape_formulas",
+    "1: in CSV, text that a spreadsheet would take for a formula begins with an apostrophe.",
+    kind="integer",
+    least=0,
+    most=1,
+    default=0,
+)
 _LAST_ID = Parameter(
     "last_id",
     "The last event that was seen; 0: all of them.",
@@ -56,7 +72,7 @@ _CHANGES = (
     replace(_BOUND, name="max_rows_per_group", about="Another bound on the rows in a group."),
 )
 _FILES: dict[str, Any] = {kind.partition(";")[0]: {} for kind in FILE_TYPES.values()}
-_MOST_DOWNLOADS = 4  # at the same time; each takes a thread and a release in memory
+_MOST_DOWNLOADS = (8, 4)  # at the same time, of one address; each has a release in memory
 _TYPES = {
     ".js": "text/javascript",
     ".css": "text/css",
@@ -79,7 +95,13 @@ class PublicSide(Side):
     ledger: Sequence[Mapping[str, Any]]
     rate: float = 200.0
     burst: int = 1000
-    _downloads: Semaphore = field(default_factory=lambda: Semaphore(_MOST_DOWNLOADS))
+    refused: Callable[[str], bool] = lambda query: False
+    """Has the book of this query refused it?"""
+    _downloads: Places = field(
+        default_factory=lambda: Places(
+            "downloads", most=_MOST_DOWNLOADS[0], per_address=_MOST_DOWNLOADS[1]
+        )
+    )
 
     def app(self) -> ASGIApp:
         """As an ASGI application."""
@@ -124,14 +146,14 @@ class PublicSide(Side):
                 "/releases",
                 "Everything that was published, oldest first, page by page.",
                 _releases,
-                [_WINDOW, _AFTER, _LONG_LIMIT, _KEY, _ID, _ANY_FORMAT],
+                [_WINDOW, _AFTER, _LONG_LIMIT, _KEY, _ID, _ANY_FORMAT, _ESCAPE],
                 gives={"application/json": {"type": "object"}} | _FILES,
             ),
             self._of_query(
                 "/download",
                 "Everything that was published (in a window), in one file.",
                 self._download,
-                [_FORMAT, _WINDOW],
+                [_FORMAT, _WINDOW, _ESCAPE],
                 gives=_FILES,
                 refuses=(404, 422, 429, 503),
             ),
@@ -194,33 +216,19 @@ class PublicSide(Side):
             and windows is not None
             and (newest.window, newest.release) == (windows - 1, newest.planned)
         )
-        return description.public | {"finished": finished}
+        refused = not finished and self.refused(description.name)
+        return description.public | {"finished": finished, "refused": refused}
 
     def _download(self, history: History, given: Given) -> Response:
-        if not self._downloads.acquire(blocking=False):
-            raise Refusal(503, "too many downloads at the same time", {"retry-after": "5"})
-        body = self._count_download(
-            file_stream(given["format"], history.all(given["window"]), history.description.schema)
+        kind = given["format"]
+        body = file_stream(
+            kind, history.all(given["window"]), history.description.schema, escape=_escapes(given)
         )
         headers = {
             "cache-control": "no-cache",
-            "content-disposition": f'attachment; filename="releases.{given["format"]}"',
+            "content-disposition": f'attachment; filename="releases.{kind}"',
         }
-        return StreamingResponse(body, media_type=FILE_TYPES[given["format"]], headers=headers)
-
-    def _count_download(self, pieces: Iterator[bytes]) -> Iterator[bytes]:
-        """The pieces; when they are over, or nobody wants them any more, another may begin."""
-
-        def until_over() -> Iterator[bytes]:
-            try:
-                yield b""
-                yield from pieces
-            finally:
-                self._downloads.release()
-
-        begun = until_over()
-        next(begun)  # a generator that has begun is closed however the answer ends
-        return begun
+        return LastingResponse(body, self._downloads, media_type=FILE_TYPES[kind], headers=headers)
 
     def _what_if(self, given: Given) -> dict[str, Any]:
         description = self.find(self.queries, given["query"], "query")
@@ -228,11 +236,19 @@ class PublicSide(Side):
         return what_if(description, changes)
 
 
+def _escapes(given: Given) -> bool:
+    if given["escape_formulas"] and given["format"] != "csv":
+        raise Refusal(422, "escape_formulas is for format=csv")
+    return bool(given["escape_formulas"])
+
+
 def _releases(history: History, given: Given) -> Any:
+    escape = _escapes(given)
     if given["format"] == "json":
         return history.page(given)
     tables, following = history.tables(given)
-    body = b"".join(file_stream(given["format"], tables, history.description.schema))
+    schema = history.description.schema
+    body = b"".join(file_stream(given["format"], tables, schema, escape=escape))
     headers = {"cache-control": "no-cache"}
     if following is not None:
         headers["dpstream-next"] = following

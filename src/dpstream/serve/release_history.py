@@ -367,13 +367,18 @@ def _numbers(values: Any) -> list[float | int | None]:
     return [None if not math.isfinite(value) else value for value in values.tolist()]
 
 
-def file_stream(kind: str, releases: Iterable[Numbered], empty: pa.Schema) -> Iterator[bytes]:
-    """The bytes of a file with all releases, as they are made; one without any has a header."""
+def file_stream(
+    kind: str, releases: Iterable[Numbered], empty: pa.Schema, *, escape: bool = False
+) -> Iterator[bytes]:
+    """The bytes of a file with all releases, as they are made; one without any has a header.
+
+    `escape`: no text of a CSV is taken for a formula.
+    """
     tables = (with_numbers(table, window, release) for window, release, table in releases)
     if kind == "jsonl":
         return map(jsonl, tables)
     if kind == "csv":
-        return _csv(tables, empty)
+        return _csv(map(escape_formulas, tables) if escape else tables, empty)
     return _write_tables(tables, empty, pa.ipc.new_stream if kind == "arrow" else pq.ParquetWriter)
 
 
@@ -399,6 +404,16 @@ def _take(file: io.BytesIO) -> bytes:
     file.seek(0)
     file.truncate()
     return content
+
+
+def escape_formulas(table: pa.Table) -> pa.Table:
+    """Text that a spreadsheet would take for a formula, behind an apostrophe; numbers stay."""
+    for number, (name, column) in enumerate(zip(table.column_names, table.columns, strict=True)):
+        simple = simple_column(column)
+        if pa.types.is_string(simple.type):
+            escaped = pc.replace_substring_regex(simple, r"\A[=+\-@\t\r]", r"'\0")
+            table = table.set_column(number, name, escaped)
+    return table
 
 
 def _csv(tables: Iterable[pa.Table], empty: pa.Schema) -> Iterator[bytes]:

@@ -28,6 +28,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dpstream.records import Integers
+from dpstream.rows.column_values import python_values
 
 Digests = npt.NDArray[np.uint64]
 """Rows x 2 words."""
@@ -56,7 +57,7 @@ def as_json(value: Any) -> Any:
 
 def key_values(table: pa.Table, names: Sequence[str]) -> list[list[Any]]:
     """The key of every row; a release without keys has the empty one."""
-    columns = [[as_json(value) for value in table[name].to_pylist()] for name in names]
+    columns = [[as_json(value) for value in python_values(table[name])] for name in names]
     if not columns:
         return [[] for _ in range(table.num_rows)]
     return [list(key) for key in zip(*columns, strict=True)]

@@ -5,19 +5,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
+import resource
 import signal
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from dpstream.errors import InvalidParameter
 from dpstream.privacy.state.durable_files import make_directory
+from dpstream.serve.connections import HEAD_SECONDS, Connections, LimitedConnection, throttled
 from dpstream.serve.event_stream import Hub
-from dpstream.serve.operator_side import OperatorSide
+from dpstream.serve.operator_side import MOST_DECODED, OperatorSide
 from dpstream.serve.public_facts import declared_books, describe_queries
 from dpstream.serve.public_side import PublicSide
 from dpstream.serve.release_store import ReleaseReader, hold_folder
@@ -57,8 +61,8 @@ def check_binding(host: str, what: str, *, encrypted: bool, allowed: bool) -> No
         )
 
 
-def listening_socket(host: str, port: int, option: str) -> socket.socket:
-    """A listening socket; port 0 is any free one. `option` is what names another port."""
+def bound_socket(host: str, port: int, option: str) -> socket.socket:
+    """A socket to listen on; port 0 is any free one. `option` is what names another port."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -66,7 +70,6 @@ def listening_socket(host: str, port: int, option: str) -> socket.socket:
         bound = socket.socket(family, kind, protocol)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(address)
-        bound.listen(1024)
     except OSError as problem:
         raise InvalidParameter(
             f"{host}:{port} cannot be listened on: {problem.strerror or problem}; name another "
@@ -93,6 +96,12 @@ class Settings:
     clients: int = 1000
     clients_per_address: int = 100
     most_body: int = 16 << 20
+    most_decoded: int = MOST_DECODED
+
+    @property
+    def connections(self) -> int:
+        """The most that one side has open; those that follow the events are among them."""
+        return self.clients + 200
 
     def check(self) -> None:
         """Refuse addresses that others can reach, unless they are encrypted or meant."""
@@ -130,24 +139,40 @@ def serve(
             most_clients=settings.clients,
             most_per_address=settings.clients_per_address,
         )
-        public = PublicSide(queries=queries, hub=hub, ledger=ledger, rate=settings.rate)
+        supervisor = Supervisor(path=pipeline.path, engine=pipeline.engine["name"], say=say)
+        public = PublicSide(
+            queries=queries,
+            hub=hub,
+            ledger=ledger,
+            rate=settings.rate,
+            refused=supervisor.refused,
+        )
         operator = OperatorSide(
             pipeline=pipeline,
             token=token,
-            supervisor=Supervisor(path=pipeline.path, engine=pipeline.engine["name"], say=say),
+            supervisor=supervisor,
             hub=hub,
             most_body=settings.most_body,
+            most_decoded=settings.most_decoded,
             takes_rows=settings.run,
         )
+        ports = {
+            "--port": (settings.host, settings.port),
+            "--operator-port": (settings.operator_host, settings.operator_port),
+        }
         sockets = [
-            listening_socket(settings.host, settings.port, "--port"),
-            listening_socket(settings.operator_host, settings.operator_port, "--operator-port"),
+            stack.enter_context(bound_socket(*place, option)) for option, place in ports.items()
         ]
         scheme = "https" if settings.certificate is not None else "http"
         hosts = (settings.host, settings.operator_host)
-        tell(*(_address(scheme, host, each) for host, each in zip(hosts, sockets, strict=True)))
-        apps = [public.app(), operator.app(run=settings.run)]
-        asyncio.run(_serve(apps, hub, settings, sockets))
+        addresses = [
+            _address(scheme, host, each) for host, each in zip(hosts, sockets, strict=True)
+        ]
+        stack.enter_context(throttled("uvicorn.error", "dpstream.serve"))
+        _allow_open_files(2 * settings.connections)
+        apps = [public.app(), operator.app()]
+        with asyncio.Runner(loop_factory=_Loop) as runner:
+            runner.run(_serve(apps, hub, settings, sockets, supervisor, lambda: tell(*addresses)))
 
 
 def check_pipes(pipeline: Pipeline) -> None:
@@ -162,8 +187,14 @@ def check_pipes(pipeline: Pipeline) -> None:
 
 
 async def _serve(
-    apps: list[ASGIApp], hub: Hub, settings: Settings, sockets: list[socket.socket]
+    apps: list[ASGIApp],
+    hub: Hub,
+    settings: Settings,
+    sockets: list[socket.socket],
+    supervisor: Supervisor,
+    ready: Callable[[], None],
 ) -> None:
+    """Listen once the pipeline has been let in; what is refused at its start is raised."""
     servers = [_Quiet(_config(app, settings)) for app in apps]
 
     def leave() -> None:
@@ -171,18 +202,43 @@ async def _serve(
         for each in servers:
             each.should_exit = True
 
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, leave)
-    await asyncio.gather(
-        *(each.serve(sockets=[one]) for each, one in zip(servers, sockets, strict=True))
-    )
+    async with supervisor.running() if settings.run else contextlib.nullcontext():
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, leave)
+        for one in sockets:
+            one.listen(1024)
+        ready()
+        await asyncio.gather(
+            *(each.serve(sockets=[one]) for each, one in zip(servers, sockets, strict=True))
+        )
+
+
+class _Loop(asyncio.SelectorEventLoop):
+    """A loop whose clients have little time to agree on a key, too."""
+
+    async def create_server(self, *args: Any, **more: Any) -> Any:
+        """As always."""
+        if more.get("ssl") is not None:
+            more["ssl_handshake_timeout"] = HEAD_SECONDS
+        return await super().create_server(*args, **more)
+
+
+def _allow_open_files(wanted: int) -> None:
+    """Connections are files: this process may open as many as it may at all."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _config(app: ASGIApp, settings: Settings) -> uvicorn.Config:
+    most = settings.connections
+    per_address = most if settings.behind_proxy else settings.clients_per_address + 100
+    limits = Connections(most=most, per_address=per_address)
     return uvicorn.Config(
         app,
-        http="h11",
+        http=partial(LimitedConnection, limits=limits),  # type: ignore[arg-type]
         ws="none",
         lifespan="on",
         access_log=False,
@@ -190,7 +246,6 @@ def _config(app: ASGIApp, settings: Settings) -> uvicorn.Config:
         server_header=False,
         proxy_headers=settings.behind_proxy,
         timeout_graceful_shutdown=_LEAVING,
-        limit_concurrency=settings.clients + 200,
         ssl_certfile=settings.certificate,
         ssl_keyfile=settings.key,
     )

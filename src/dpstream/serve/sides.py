@@ -15,10 +15,18 @@ import math
 import os
 import re
 import time
-from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Generator,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from concurrent.futures import Executor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import KW_ONLY, dataclass, field
 from hashlib import blake2b, sha256
 from importlib.metadata import version
@@ -28,7 +36,7 @@ from typing import Any, ClassVar, Literal
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send, StatelessLifespan
 
@@ -38,6 +46,7 @@ from dpstream.privacy.state.secret import mint_token
 
 LONGEST_URL = 8192
 _MOST_CLIENTS = 10_000  # addresses that are remembered
+_PIECE = 1 << 16  # bytes of an answer that are sent at once
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "font-src 'self'; connect-src 'self'; manifest-src 'self'; base-uri 'none'; "
@@ -97,7 +106,7 @@ async def answer_problem(request: Request, problem: Exception) -> Response:
         words = _WORDS.get(problem.status_code, "the request cannot be answered")
         problem = Refusal(problem.status_code, words, dict(problem.headers or {}))
     if not isinstance(problem, Refusal):
-        _LOG.error("a request to %s failed", request.scope.get("path"), exc_info=problem)
+        _LOG.error("a request to %.200r failed", request.scope.get("path"), exc_info=problem)
         problem = Refusal(500, "something went wrong here; the operator can see what")
     return problem.response()
 
@@ -106,7 +115,11 @@ HANDLERS: dict[Any, Any] = dict.fromkeys((Refusal, HTTPException, Exception), an
 
 
 class SecurityHeaders:
-    """Adds the security headers to every answer."""
+    """Adds the security headers to every answer, which is sent in small pieces.
+
+    A piece waits until the client has taken those before: what is unsent of an answer is small,
+    however long it is, and however little of it is read.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -118,6 +131,12 @@ class SecurityHeaders:
         async def sending(message: Message) -> None:
             if message["type"] == "http.response.start":
                 message["headers"] = [*message.get("headers", []), *self._headers]
+            body = message.get("body", b"")
+            last = max(len(body) - 1, 0) // _PIECE * _PIECE
+            for at in range(0, last, _PIECE):
+                await send({**message, "body": body[at : at + _PIECE], "more_body": True})
+            if last:
+                message["body"] = body[last:]
             await send(message)
 
         await self._app(scope, receive, sending if scope["type"] == "http" else send)
@@ -139,6 +158,63 @@ class Gate:
             except Refusal as refusal:
                 app = refusal.response()
         await app(scope, receive, send)
+
+
+class Places:
+    """Answers that last: so many at the same time, so many of them for one address.
+
+    They are counted on the event loop alone, where nothing comes between the check and the count.
+    """
+
+    def __init__(self, what: str, *, most: int, per_address: int) -> None:
+        self.what, self.most, self.per_address = what, most, per_address
+        self.addresses: Counter[str] = Counter()
+
+    def check(self, address: str) -> None:
+        """Refuse one more."""
+        later = {"retry-after": "5"}
+        if self.addresses.total() >= self.most:
+            raise Refusal(503, f"too many {self.what} at the same time", later)
+        if self.addresses[address] >= self.per_address:
+            raise Refusal(429, f"too many {self.what} from this address at the same time", later)
+
+    @contextmanager
+    def taken(self, address: str) -> Iterator[None]:
+        """One place is taken while this lasts."""
+        self.check(address)
+        self.addresses[address] += 1
+        try:
+            yield
+        finally:
+            self.addresses -= Counter([address])  # an address without any is forgotten
+
+
+class LastingResponse(StreamingResponse):
+    """A stream that takes a place when it begins, and frees it when it ends, however it does."""
+
+    def __init__(
+        self, content: Iterator[bytes] | AsyncIterator[bytes], places: Places, **more: Any
+    ):
+        super().__init__(content, **more)
+        self._content, self._places = content, places
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer; where only the head is wanted (HEAD), nothing is made."""
+        address = (scope.get("client") or ("",))[0]
+        try:
+            with self._places.taken(address):
+                if scope["method"] == "HEAD":
+                    self.body_iterator = _no_pieces()
+                await super().__call__(scope, receive, send)
+        finally:
+            if isinstance(self._content, Generator):
+                self._content.close()  # what it holds goes now, not when it is collected
+
+
+async def _no_pieces() -> AsyncIterator[bytes]:
+    nothing: list[bytes] = []
+    for piece in nothing:
+        yield piece
 
 
 class Limits:

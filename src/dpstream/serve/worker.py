@@ -9,6 +9,7 @@ moment.
 from __future__ import annotations
 
 import asyncio
+import builtins
 import json
 import logging
 import os
@@ -23,6 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from dpstream import errors
 from dpstream.engines.clock import SystemClock
 from dpstream.engines.embedded.process_memory import keep_freed_memory
 from dpstream.engines.query_run import EngineOptions
@@ -59,8 +61,13 @@ def publish(
     clock: Any = None,
     options: EngineOptions | None = None,
     stopped: threading.Event | None = None,
+    strict: bool = False,
 ) -> None:
-    """Run a pipeline to its end, every release into its store."""
+    """Run a pipeline to its end, every release into its store.
+
+    `strict`: none of the queries is run unless all can begin; otherwise one that cannot is tried
+    again while the others go on.
+    """
     terms = [book.terms() for book in pipeline.books]
     refuse_lost_secret(pipeline.secret, list(pipeline.folders.values()))
     make_directory(pipeline.state, mode=0o700)
@@ -80,8 +87,10 @@ def publish(
         for book, wanted in zip(pipeline.books, terms, strict=True):
             open_book(pipeline, book, wanted, ledgers[book.ledger])
         runs.retry_delay = _retry_delay
-        tell(runs)
         with runs:
+            if strict:
+                runs.open()
+            tell(runs)
             for name, release in runs:
                 about = json.loads(release.schema.metadata[b"dpstream"])
                 store.announce(name, about["window"], about["release_index"])
@@ -140,7 +149,7 @@ def _report_for_ever(runs: Runs, over: threading.Event) -> None:
 
 
 def main(args: Sequence[str]) -> int:
-    """Run the pipeline of a file, on an engine; the exit code is that of `dpstream run`."""
+    """Run the pipeline of a file, on an engine; "strict": only if every query can begin."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server
     over, stop = threading.Event(), threading.Event()
     known: list[Runs] = []
@@ -157,7 +166,8 @@ def main(args: Sequence[str]) -> int:
     failed: dict[str, Any] | None = None
     try:
         engine = args[1] if len(args) > 1 else None
-        publish(with_engine(load_pipeline(Path(args[0])), engine), tell=tell, stopped=stop)
+        pipeline = with_engine(load_pipeline(Path(args[0])), engine)
+        publish(pipeline, tell=tell, stopped=stop, strict="strict" in args[2:])
     except Exception as problem:
         failed = _described(problem)
     finally:
@@ -187,14 +197,18 @@ class Supervisor:
     pid: int | None = None
     say: Callable[[str], None] = lambda words: None
     """Tells the operator, and nobody else, about rows that were not used."""
+    _begun: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     _said: str = field(default="", init=False)
     _said_at: float = field(default=-_SAYING, init=False)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """The pipeline runs while this lasts."""
+        """The pipeline runs while this lasts; what it is refused for at first is raised."""
         task = asyncio.create_task(self._keep())
         try:
+            await self._begun.wait()
+            if self.state == "refused" and self.problem is not None:
+                raise refusal(self.problem)
             yield
         finally:
             task.cancel()
@@ -210,8 +224,13 @@ class Supervisor:
             except Exception as problem:  # it could not even be started
                 code = None
                 self.problem = _described(problem)
+            first = not self._begun.is_set()
+            self._begun.set()
             if code == 0:
                 self.state = "finished"
+                return
+            if first and code is not None and self.problem is not None:
+                self.state = "refused"
                 return
             if code is not None and self._is_refused():
                 return
@@ -237,6 +256,7 @@ class Supervisor:
             *self.command,
             str(self.path),
             self.engine,
+            *(() if self._begun.is_set() else ("strict",)),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             limit=_LONGEST_LINE,
@@ -263,6 +283,7 @@ class Supervisor:
             self.problem = told
         else:
             self.state, self.told, self.problem = "running", told, None
+            self._begun.set()
             self._note_rows()
 
     @property
@@ -274,6 +295,12 @@ class Supervisor:
     def failed(self) -> dict[str, Any]:
         """Queries that have failed while the others go on, and why; not private."""
         return {name: told["failed"] for name, told in self.queries.items() if "failed" in told}
+
+    def refused(self, query: str) -> bool:
+        """Has its book refused the query? Public: it follows from what was declared and paid."""
+        if self.state == "refused":
+            return self.problem is not None and self.problem["error"] in NOT_AGAIN
+        return query in self.failed and self.failed[query]["error"] in NOT_AGAIN
 
     @property
     def starved(self) -> list[str]:
@@ -298,6 +325,15 @@ class Supervisor:
         if words and words != self._said and now >= self._said_at + _SAYING:
             self._said, self._said_at = words, now
             self.say(f"operator only: {words}; see /dead-letters and /lag")
+
+
+def refusal(problem: Mapping[str, Any]) -> Exception:
+    """What the run's process was refused for, as `dpstream run` would raise it."""
+    kind = getattr(errors, problem["error"], None) or getattr(builtins, problem["error"], None)
+    if not (isinstance(kind, type) and issubclass(kind, errors.DpstreamError | OSError)):
+        return errors.StateError(f"{problem['error']}: {problem['message']}")
+    refused: Exception = kind(problem["message"])
+    return refused
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dpstream.connectors.encode import ENCODERS
-from dpstream.connectors.files.source import ON_DAMAGE
+from dpstream.connectors.files.source import ON_DAMAGE, ON_DONE
 from dpstream.connectors.server_base import ServerOptions, is_uri
 from dpstream.connectors.storage import safe_name
 from dpstream.connectors.write_ahead import PUSHED, pushed_folder
@@ -39,6 +39,7 @@ _KEYS: dict[str, dict[str, tuple[type, ...]]] = {
     "source": {
         "path": _TEXTS,
         "live": (bool,),
+        "on_done": _TEXT,
         "history": _TEXTS,
         "options": (dict,),
         "column_types": (dict,),
@@ -230,6 +231,9 @@ def _feed(base: Path, name: str, table: Mapping[str, Any]) -> Feed:
     damage = table.get("on_damage", "quarantine")
     if damage not in ON_DAMAGE:
         raise InvalidInput(f"on_damage must be quarantine or stop; got {damage!r}")
+    on_done = table.get("on_done", "keep")
+    if on_done not in ON_DONE:
+        raise InvalidInput(f"on_done must be one of {', '.join(ON_DONE)}; got {on_done!r}")
     pushed = path == PUSHED
     endless = is_uri(path) and "until" not in options and "until" not in ServerOptions(path).names
     return Feed(
@@ -240,6 +244,7 @@ def _feed(base: Path, name: str, table: Mapping[str, Any]) -> Feed:
         name=name,
         buffer=None if mib is None else mib << 20,
         on_damage=damage,
+        on_done=on_done,
     )
 
 

@@ -69,6 +69,11 @@ class Runs:
             each._shared = []
         return runs
 
+    def open(self) -> None:
+        """Open all; the first that cannot run is refused here, before anything is charged."""
+        for run in self.runs.values():
+            run.open()
+
     def __iter__(self) -> Iterator[tuple[str, pa.Table]]:
         """Every table; at the end the error of a query that has failed."""
         if any(run.live and run.clock.real_time for run in self.runs.values()):
@@ -83,13 +88,13 @@ class Runs:
 
     def _in_turn(self) -> Iterator[tuple[str, pa.Table]]:
         """The query whose next table is the earliest goes on."""
-        left = {name: iter(run) for name, run in self.runs.items()}
+        left = dict(self.runs)
         times = {name: run.next_trigger or 0 for name, run in self.runs.items()}
         same = dict.fromkeys(times, 0)  # tables that came at that time already
         while left:
             name = min(left, key=times.__getitem__)
             try:
-                table = next(left[name], None)
+                table = next(iter(left[name]), None)
             except Exception as problem:
                 self._note_failure(name, problem)
                 table = None

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias, cast
 
 import pyarrow as pa
 
-from dpstream.connectors.files.source import GrowingDirectory
+from dpstream.connectors.files.source import open_directory
 from dpstream.connectors.registry import open_sink, open_source
 from dpstream.connectors.server_base import ServerOptions, is_uri
 from dpstream.connectors.shared import SharedSink, SharedSource, shared_sinks
@@ -57,6 +57,9 @@ class Feed:
     say."""
     on_damage: str = "quarantine"
     """A file that cannot be used is set aside ("quarantine"), or stops its queries ("stop")."""
+    on_done: str = "keep"
+    """What becomes of files of a live directory that no recovery needs any more: they are kept,
+    moved to `done/` in it ("move") or deleted ("delete")."""
 
 
 def run(
@@ -67,6 +70,7 @@ def run(
     history: SourceSpec | None = None,
     state: str | Path | None = None,
     live: bool = False,
+    on_done: str = "keep",
     secret: Secret | bytes | str | Path | None = None,
     ledger: Ledger | str | Path | None = None,
     dataset: str = "stream",
@@ -80,10 +84,11 @@ def run(
 
     `source`: files (a path, a glob, a directory, a list), an Arrow table, a pandas or Polars frame,
     "-" for standard input, or a URI such as "kafka://127.0.0.1:9092/clicks". Files are read by
-    event time; with `live` a directory may grow, and what is in it is read by the clock. `history`:
-    files that are read by event time before and beside a live source. `sink`: a directory (Parquet;
-    "csv:out/", "jsonl:out/"), an `.sqlite` or `.duckdb` file, "-" for standard output, a URI, or a
-    list of them.
+    event time; with `live` a directory may grow, and what is in it is read by the clock; its files
+    are deleted, or moved to `done/` in it, when no recovery needs them any more, if `on_done` is
+    "delete" or "move". `history`: files that are read by event time before and beside a live
+    source. `sink`: a directory (Parquet; "csv:out/", "jsonl:out/"), an `.sqlite` or `.duckdb` file,
+    "-" for standard output, a URI, or a list of them.
 
     With `state`, a directory, the run survives a kill at any moment; its secret is
     made beside it on first use: back it up. Rows that cannot be used go to `dead_letters` (default:
@@ -132,8 +137,10 @@ def run(
         "options": options or EngineOptions(),
     }
     if engine is not None:
+        if on_done != "keep":
+            raise _not_removed("another engine reads them")
         return _start_on_engine(engine, query, (source, history), live, sink, parts, on_damage)
-    feed = Feed(source=cast("SourceSpec", source), live=live, on_damage=on_damage)
+    feed = Feed(source=cast("SourceSpec", source), live=live, on_damage=on_damage, on_done=on_done)
     parts |= {
         "source": None if source is None else _open_feed(feed, folder),
         "sink": open_sink(sink),
@@ -152,6 +159,7 @@ def run_all(
     history: SourceSpec | None = None,
     state: str | Path | None = None,
     live: bool = False,
+    on_done: str = "keep",
     secret: Secret | bytes | str | Path | None = None,
     ledger: Ledger | str | Path | None = None,
     dataset: str = "stream",
@@ -164,11 +172,12 @@ def run_all(
     """Publish several queries of one dataset: one read of each source, one book, one secret.
 
     `source`: what all of them read, or a `Feed` for each by the query's name; queries with the same
-    feed share one read. Each query has a state directory of its own in `state`, and
-    its releases go to the one sink under its name. The book is that of `ledger`; it must hold all
-    of them, so open it with `query.promise` or `dpstream ledger open` first. Queries that do not
-    fit into it together are refused here, before a row is read (unless `check_budget` is off,
-    for callers who open the book after this). On another `engine` each query reads by itself.
+    feed share one read (and `on_done` waits for the last of them). Each query has a state directory
+    of its own in `state`, and its releases go to the one sink under its name. The book is that of
+    `ledger`; it must hold all of them, so open it with `query.promise` or `dpstream ledger open`
+    first. Queries that do not fit into it together are refused here, before a row is read (unless
+    `check_budget` is off, for callers who open the book after this). On another `engine` each query
+    reads by itself.
 
     A query that fails stops alone: the others go on to their ends, and its error is raised then.
     """
@@ -179,7 +188,7 @@ def run_all(
     if ledger is None:
         warn_of_own_book("set of queries", folder, stacklevel=2)
     folders = {name: None if folder is None else folder / safe_name(name) for name in names}
-    common = Feed(source=source, live=live, history=history, on_damage=on_damage)
+    common = Feed(source=source, live=live, history=history, on_damage=on_damage, on_done=on_done)
     feeds = _feeds_by_query(names, source, common)
     given = _own_ledger(ledger, folder)
     own = _ledger_path(None, folder)
@@ -210,6 +219,7 @@ def run_all(
             history=views[query.name][1],
             live=engine is not None and feeds[query.name].live,
             on_damage=feeds[query.name].on_damage,
+            on_done="keep" if engine is None else feeds[query.name].on_done,
             engine=engine,
             state=folders[query.name],
             secret=Secret.of(secret),
@@ -278,14 +288,23 @@ def _open_feed(feed: Feed, folder: Path | None) -> Source:
             "name older ones as history, or leave live out"
         )
     opened: Source
-    if feed.live and _is_path(source):
-        opened = GrowingDirectory(Path(source), on_damage=feed.on_damage)
+    growing = feed.live and _is_path(source)
+    if feed.on_done != "keep" and not growing:
+        raise _not_removed("only a live directory has such files")
+    if feed.on_done != "keep" and folder is None:
+        raise _not_removed("without a state directory nobody knows when they are needed no more")
+    if growing:
+        opened = open_directory(Path(source), feed.on_done, on_damage=feed.on_damage)
     else:
         opened = open_source(source, options=feed.options, on_damage=feed.on_damage)
     if not opened.replayable and folder is not None:
         place = f"arrived-{safe_name(feed.name)}" if feed.name else "arrived"
         return WriteAhead(opened, folder / place)
     return opened
+
+
+def _not_removed(why: str) -> InvalidParameter:
+    return InvalidParameter(f"on_done moves or deletes files that were read: {why}; leave it out")
 
 
 def _absolute_paths(source: Any) -> Any:

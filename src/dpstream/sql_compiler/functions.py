@@ -25,6 +25,7 @@ from dpstream.sql_compiler.sql_values import (
     as_moment,
     as_number,
     as_text,
+    in_calendar,
     kind,
     only_where,
     unify_kinds,
@@ -123,7 +124,7 @@ UNITS = ("SECOND", "MINUTE", "HOUR", "DAY", "WEEK", "ISOWEEK", "MONTH", "QUARTER
 def extract_part(zone: str, value: Value, part: str) -> Value:
     """EXTRACT, in the query's time zone."""
     extracted = PARTS[part](_local(zone, value))
-    return extracted if part == "DATE" else pc.cast(extracted, pa.int64())
+    return in_calendar(extracted) if part == "DATE" else pc.cast(extracted, pa.int64())
 
 
 def _local(zone: str, value: Value) -> Value:
@@ -137,8 +138,8 @@ def truncate_time(zone: str, value: Value, unit: str) -> Value:
         options["week_starts_monday"] = unit == "ISOWEEK"
     if kind(value) == "date":
         days = pc.floor_temporal(pc.cast(value, pa.timestamp("us")), **options)
-        return pc.cast(pc.floor_temporal(days, unit="day"), pa.date32())
-    return pc.cast(pc.floor_temporal(_local(zone, value), **options), MOMENT)
+        return in_calendar(pc.cast(pc.floor_temporal(days, unit="day"), pa.date32()))
+    return as_moment(pc.cast(pc.floor_temporal(_local(zone, value), **options), MOMENT), zone)
 
 
 def from_epoch(factor: int) -> Callable[[str, Value], Value]:

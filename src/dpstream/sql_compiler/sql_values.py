@@ -49,8 +49,10 @@ def source_column(column: Any, name: str, zone: str) -> pa.Array:
     type_ = array.type
     if is_text(type_):
         return _readable(pc.cast(array, pa.string()))
-    if pa.types.is_boolean(type_) or pa.types.is_null(type_) or pa.types.is_date32(type_):
+    if pa.types.is_boolean(type_) or pa.types.is_null(type_):
         return array
+    if pa.types.is_date32(type_):
+        return in_calendar(array)
     if pa.types.is_integer(type_) and not pa.types.is_uint64(type_):
         return pc.cast(array, pa.int64())
     if pa.types.is_integer(type_) or pa.types.is_floating(type_) or pa.types.is_decimal(type_):
@@ -84,7 +86,7 @@ def also_for_scalars(convert: Callable[..., pa.Array]) -> Callable[..., Value]:
 
     def both(value: Value, *rest: Any) -> Value:
         if isinstance(value, pa.Scalar):
-            return convert(pa.array([value.as_py()], value.type), *rest)[0]
+            return convert(pa.repeat(value, 1), *rest)[0]
         return convert(value, *rest)
 
     return both
@@ -154,18 +156,19 @@ def as_bool(value: pa.Array) -> pa.Array:
 def as_moment(value: pa.Array, zone: str) -> pa.Array:
     """An instant; text and dates without an offset are in the query's time zone."""
     if value.type.equals(MOMENT) or pa.types.is_null(value.type):
-        return _in_calendar(pc.cast(value, MOMENT))
+        return in_calendar(pc.cast(value, MOMENT))
     if not (is_text(value.type) or pa.types.is_temporal(value.type)):
         raise wrong_kind(value, "a time")
     micros, readable = parse.times(value, "an expression", zone=zone, unit=None, origin=0)
-    return _in_calendar(pa.array(micros, pa.int64(), mask=~readable).cast(MOMENT))
+    return in_calendar(pa.array(micros, pa.int64(), mask=~readable).cast(MOMENT))
 
 
-def _in_calendar(moments: pa.Array) -> pa.Array:
-    """Only instants that have a date: calendar functions know no others."""
-    micros = pc.fill_null(pc.cast(moments, pa.int64()), 0).to_numpy(zero_copy_only=False)
-    known = within_calendar(micros)
-    return moments if known.all() else only_where(pa.array(known), moments)
+@also_for_scalars
+def in_calendar(days_or_moments: pa.Array) -> pa.Array:
+    """Only days and instants that have a date: calendar functions know no others."""
+    micros, readable = parse.instants(days_or_moments, "UTC")
+    known = readable & within_calendar(micros)
+    return days_or_moments if known.all() else only_where(pa.array(known), days_or_moments)
 
 
 @also_for_scalars
@@ -174,7 +177,7 @@ def as_date(value: pa.Array, zone: str) -> pa.Array:
     if kind(value) in ("date", "null"):
         return pc.cast(value, pa.date32())
     local = pc.local_timestamp(pc.cast(as_moment(value, zone), pa.timestamp("us", tz=zone)))
-    return pc.cast(pc.floor_temporal(local, unit="day"), pa.date32())
+    return in_calendar(pc.cast(pc.floor_temporal(local, unit="day"), pa.date32()))
 
 
 def only_where(condition: Value, value: Value) -> Value:

@@ -285,3 +285,19 @@ def test_nothing_is_wider_than_the_screen(visit, story, size):
     page.wait_for_selector("#whatif table")
 
     assert page.evaluate("document.documentElement.scrollWidth") <= size["width"]
+
+
+def test_a_query_that_its_book_refused_is_shown_as_that(visit, story):
+    """Not as one that is live, whether it has releases or not."""
+    page = visit(story.url)
+    refused = story.get("api/queries")
+    for query in refused["queries"]:
+        query |= {"finished": False, "refused": True}
+    page.route("**/api/queries", lambda route: route.fulfill(json=refused))
+    page.reload()
+    until(page, "document.querySelector('#status').innerText.includes('budget is used up')")
+    assert "No more will come: the privacy budget" in page.inner_text("#summary")
+    nothing = {"status": 404, "json": {"error": "nothing was published yet"}}
+    page.route("**/latest*", lambda route: route.fulfill(**nothing))
+    page.reload()
+    until(page, "document.querySelector('#summary').innerText.includes('nothing will be')")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dpstream.errors import InvalidInput, UnusableFile, unreadable
+from dpstream.errors import UnusableFile, unreadable
 from dpstream.records import Batch, Columns, Position, select_columns
 
 ROWS = 1 << 20
@@ -105,7 +105,7 @@ class ParquetFile:
             return [group, offset]
         inside = 0 <= group < about.num_row_groups
         if not inside or not 0 <= offset < max(1, about.row_group(group).num_rows):
-            raise InvalidInput(
+            raise UnusableFile(
                 f"{self._name} has no row {offset} in row group {group}; it is not the file that "
                 "was read before: put that one back"
             )

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import logging
 import os
-from collections import OrderedDict
-from collections.abc import Iterable
+import time
+import weakref
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
@@ -19,12 +23,22 @@ from dpstream.connectors.files.parquet import ParquetFile
 from dpstream.connectors.files.text import TextFile, empty_strings
 from dpstream.connectors.files.trial import start_trials, try_parquet
 from dpstream.errors import InvalidInput, InvalidParameter, UnusableFile, unreadable
+from dpstream.privacy.state.durable_files import file_identity, make_directory, sync_directory
 from dpstream.records import Batch, Columns, Position, is_quarantined
 
 SUFFIXES = (".csv", ".csv.gz", ".jsonl", ".jsonl.gz", ".ndjson", ".ndjson.gz", ".parquet")
 ON_DAMAGE = ("quarantine", "stop")
+ON_DONE = ("keep", "move", "delete")
+"""What may become of a file of a live directory that nobody needs any more."""
+DONE = "done"
+"""The folder in a live directory that such files are moved to."""
+COARSE = 2.5
+"""Seconds: no file system keeps coarser times of directories."""
 _MOST_OPEN = 32
 _LONGEST_REASON = 300
+_RELIST = 10.0  # seconds after which a directory is listed though its time says that nothing came
+_MANY, _PAUSE = 10_000, 0.5  # files, and the seconds between two listings of more that may be vain
+_LOOKS = 200  # files that were read are looked at for changes, at a time
 _LOG = logging.getLogger("dpstream.sources")
 
 
@@ -114,7 +128,8 @@ class Files:
         """Tell the operator of a file that cannot be used; the position that says so."""
         if not self.quarantines:
             raise problem
-        if partition not in self._marks:
+        known = self._marks.get(partition)
+        if known is None or known.get("after") != after:
             path, digest = self._paths[partition], ""
             with suppress(OSError), path.open("rb") as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
@@ -175,95 +190,298 @@ class GrowingDirectory(Files):
     A partition is named by its file name. Files must not change once they are there: write a file
     under a name that is ignored (one that begins with "." or "_", or ends in ".tmp" or ".part") and
     rename it when it is complete. New files come after those already known, in the order of their
-    names. One that is written to after it was read is not read again: that is said once, in the
-    log `dpstream.sources`.
+    names. One that is written to while it is read is read to where it ends then, and one that is
+    written to after it was read is not read again: either is said once, in the log
+    `dpstream.sources`.
+
+    While the directory's own time stands still nothing is listed, and the same list is given again.
     """
 
     bounded = False
     partitions_end = True  # a file is complete when it comes
+    _sharing = fcntl.LOCK_SH
 
     def __init__(self, folder: Path, *, on_damage: str = "stop") -> None:
         super().__init__([], on_damage=on_damage)
         _check_folder(folder)
         self._folder = folder
-        self._known: list[str] = []
-        self._sizes: dict[str, int] = {}
-        self._ends: dict[str, Batch] = {}
-        self._written: dict[str, tuple[int, int]] = {}  # size and time when it was read
+        self._known: set[str] = set()
+        self._listed: list[str] = []
+        self._time, self._time_seen, self._looked, self._trusted = -1, 0.0, 0.0, False
+        self._keeps_time = True  # does the file system date what comes into the directory?
+        self._stats: dict[str, tuple[int, int]] = {}  # size and time before it was first read
+        self._watched: deque[str] = deque()  # read to their ends; the first is looked at next
+        self._told: set[str] = set()
+        self._held: weakref.finalize[..., GrowingDirectory] | None = None
 
     def partitions(self) -> list[str]:
         """The files seen so far, in the order of their names; newer ones behind."""
         try:
-            with os.scandir(self._folder) as entries:
-                files = [entry for entry in entries if _is_complete(entry)]
-                names = sorted(entry.name for entry in files)
-                for entry in files:
-                    self._notice(entry)
+            if self._may_have_grown():
+                self._list()
         except OSError as problem:
             raise unreadable(self._folder, problem) from problem
-        known = set(self._known)
-        self._known += [name for name in names if name not in known]
-        return list(self._known)
+        for _ in range(min(_LOOKS, len(self._watched))):
+            name = self._watched.popleft()
+            if self._is_unchanged(name, "after it was read"):
+                self._watched.append(name)
+        return self._listed
 
     def _try(self, partition: str, columns: Columns) -> None:
-        if columns == ():  # its types are those that it had
-            self._add(partition, self._folder / partition)
-        else:
-            self._check(partition)
+        """Have a Parquet file tried again if it was written to: what is open has its old footer."""
+        now = self._stat(partition)
+        changed = columns != () and self._stats.get(partition, now) != now
+        if changed and self.quarantines and suffix(self._paths[partition]) == ".parquet":
+            self._tried.pop(partition, None)
+            if partition in self._open:
+                self._open.pop(partition).close()
         super()._try(partition, columns)
 
     def _read(self, partition: str, position: Position, columns: Columns, until: Position) -> Batch:
         """One row group or block; before the first, it is known that all can be read."""
-        self._check(partition)
-        end = self._ends.get(partition)
-        same = end is not None and set(columns or ()) == set(end.table.column_names)
-        if end is not None and end.position == position and same:
-            return end  # polled again and again: a file that was read is not opened for that
+        if partition not in self._stats:
+            self._stats[partition] = self._stat(partition)
         batch = super()._read(partition, position, columns, until)
         if position is None and not batch.done and until is None:
             reader = self._reader(partition)
             if isinstance(reader, TextFile):
                 reader.read_through()
+        if batch.done:
+            del self._paths[partition]
         if batch.done and until is None:
-            self._ends[partition] = replace(batch, table=batch.table.slice(0, 0), rejected=[])
-            if partition not in self._written:
-                self._written[partition] = _size_and_time(os.stat(self._folder / partition))
+            self._tried.pop(partition, None)
+            if self._is_unchanged(partition, "while it was read"):
+                self._watched.appendleft(partition)
         return batch
 
-    def _notice(self, entry: os.DirEntry[str]) -> None:
-        """Tell the operator of a file that was written to after it was read, once."""
-        before = self._written.get(entry.name)
-        if before is None:
+    def stamp(self, partition: str) -> Any:
+        """Size and time of a file before it was read; zeros if it was quarantined and is gone."""
+        return [*self._stats.get(partition, (0, 0))]
+
+    def resume(self, partition: str, position: Position, stamp: Any) -> bool:
+        """Look from now on whether a file that a query has finished stays as it was.
+
+        One that is quarantined is not looked at again, whatever becomes of it.
+        """
+        if is_quarantined(position):
+            self._marks[partition] = position
+        elif partition not in self._stats:
+            self._stats[partition] = stamp[0], stamp[1]
+            self._watched.append(partition)
+        return True
+
+    def claim(self) -> None:
+        """Keep away, until it is closed, who would remove the files that this source reads."""
+        fd = os.open(self._folder, os.O_RDONLY)
+        self._held = weakref.finalize(self, os.close, fd)
+        try:
+            fcntl.flock(fd, self._sharing | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._held()
+            raise InvalidInput(
+                f"{self._folder} is read by another run or source, and one of the two has on_done: "
+                "it removes files that it needs no more, which the other may need; read them in "
+                "one pipeline from one source, or give each a directory of its own"
+            ) from None
+        except OSError:  # a file system without locks
+            self._held()
+
+    def close(self) -> None:
+        """Close every file."""
+        super().close()
+        if self._held is not None:
+            self._held()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What another process needs to read files; the lock stays here."""
+        return self.__dict__ | {"_held": None}
+
+    def _may_have_grown(self) -> bool:
+        """Must the directory be listed?
+
+        A file system's time may be coarse: two files that come within its grain have one time. So a
+        listing counts only if it began when the directory had that time for longer than a grain;
+        until then it is listed again and again, a large one with pauses.
+        """
+        now, changed = time.monotonic(), os.stat(self._folder).st_mtime_ns
+        if changed != self._time:
+            self._time, self._time_seen = changed, now
+        elif len(self._known) > _MANY and now < self._looked + _PAUSE:
+            return False
+        trusted = self._keeps_time and self._looked >= self._time_seen + COARSE
+        if trusted and now < self._looked + _RELIST:
+            return False
+        self._looked, self._trusted = now, trusted
+        return True
+
+    def _list(self) -> None:
+        """Add what is new."""
+        names = [name for name in os.listdir(self._folder) if name not in self._known]
+        new = sorted(name for name in names if _is_complete(self._folder, name))
+        if not new:
             return
-        now = _size_and_time(entry.stat())
-        if now != before:
-            self._written[entry.name] = now
+        self._known.update(new)
+        self._listed = [*self._listed, *new]
+        if self._trusted and os.stat(self._folder).st_mtime_ns == self._time:
+            self._keeps_time = False
+
+    def _is_unchanged(self, partition: str, when: str) -> bool:
+        """Is a file as it was before it was read? If not, the operator is told, once."""
+        path, before = os.path.join(self._folder, partition), self._stats[partition]
+        try:
+            now = _size_and_time(os.stat(path))
+        except OSError:  # somebody has taken it away
+            return False
+        if now != before and partition not in self._told:
+            self._told.add(partition)
             _LOG.warning(
-                "%s was written to after it was read (%d bytes then, %d now): what was added or "
-                "changed is not counted; write new rows to a new file, under a name that begins "
-                "with '.', and rename it when it is complete",
-                entry.path,
+                "%s was written to %s (%d bytes then, %d now): what was added or changed may not "
+                "be counted, and is not read again; write new rows to a new file, under a name "
+                "that begins with '.', and rename it when it is complete",
+                path,
+                when,
                 before[0],
                 now[0],
             )
+        return now == before
 
-    def _check(self, partition: str) -> None:
-        """The file is there and as long as when it was first read."""
+    def _stat(self, partition: str) -> tuple[int, int]:
+        """Size and time of a file, which is there."""
         path = self._folder / partition
+        self._paths[partition] = path
         try:
-            size = path.stat().st_size
+            return _size_and_time(os.stat(path))
         except OSError:
             raise InvalidInput(
                 f"{path} was read before but is gone; move it back, and keep files until the "
                 "stream has ended or no state needs them any more"
             ) from None
-        first = self._sizes.setdefault(partition, size)
-        if size != first:
-            raise UnusableFile(
-                f"{path} had {first} bytes when it was first read and has {size} now; write files "
-                "under a name that begins with '.' and rename them when they are complete"
-            )
-        self._add(partition, path)
+
+
+class EmptiedDirectory(GrowingDirectory):
+    """A growing directory whose files go when no query needs them: deleted, or moved to `done/`.
+
+    A file that was written to since it was read stays, and so does a quarantined one. A file that
+    goes gives its name free: another file of that name is a new one. Nobody else may read the
+    directory meanwhile.
+    """
+
+    _sharing = fcntl.LOCK_EX
+
+    def __init__(self, folder: Path, on_done: str, *, on_damage: str = "stop") -> None:
+        super().__init__(folder, on_damage=on_damage)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise InvalidInput(f"on_done: files cannot be removed from {folder}; allow it to write")
+        self._on_done = on_done
+        self._ends: dict[str, Position] = {}
+        self._files: dict[str, str] = {}  # which file it is, whatever its name
+        self._removed: list[str] = []
+
+    def read(
+        self, partition: str, position: Position, *, columns: Columns = None, until: Position = None
+    ) -> Batch:
+        """One row group or block of the file."""
+        if partition not in self._files:
+            self._files[partition] = self._identity(partition)
+        batch = super().read(partition, position, columns=columns, until=until)
+        if batch.done and until is None and not is_quarantined(batch.position):
+            self._ends[partition] = batch.position
+        return batch
+
+    def stamp(self, partition: str) -> Any:
+        """The same, and which file it is: another one may take its name later."""
+        return [*super().stamp(partition), self._files[partition]]
+
+    def resume(self, partition: str, position: Position, stamp: Any) -> bool:
+        """The same; False: it is gone, or another file has its name."""
+        if is_quarantined(position):
+            return super().resume(partition, position, stamp)
+        if self._identity(partition) != stamp[-1]:
+            return False
+        self._ends[partition], self._files[partition] = position, stamp[-1]
+        return super().resume(partition, position, stamp)
+
+    def commit(self, positions: Mapping[str, Position]) -> None:
+        """Remove the files that end where all queries have settled."""
+        ended = [p for p in positions if p in self._ends and self._ends[p] == positions[p]]
+        gone = {name for name in ended if name not in self._marks and self._remove(name)}
+        if not gone:
+            return
+        sync_directory(self._folder)
+        for name in gone:
+            del self._ends[name], self._files[name], self._stats[name]
+            self._tried.pop(name, None)
+            if name in self._open:
+                self._open.pop(name).close()
+        self._known -= gone
+        self._told -= gone
+        self._listed = [name for name in self._listed if name not in gone]
+        self._watched = deque(name for name in self._watched if name not in gone)
+        self._removed += gone
+
+    def removed(self) -> list[str]:
+        """Partitions that are gone since the last call: their names are free."""
+        removed, self._removed = self._removed, []
+        return removed
+
+    def _identity(self, partition: str) -> str:
+        """Which file this is; "": none."""
+        try:
+            fd = os.open(self._folder / partition, os.O_RDONLY)
+        except OSError:
+            return ""
+        try:
+            return file_identity(fd)
+        finally:
+            os.close(fd)
+
+    def _remove(self, partition: str) -> bool:
+        """Delete or move a file that is as it was when it was read; is it gone?"""
+        path = self._folder / partition
+        try:
+            if path.exists() and not self._is_unchanged(partition, "after it was read"):
+                return False
+            if self._on_done == "move":
+                self._keep_in_done(path)
+            path.unlink()
+        except FileNotFoundError:
+            return True
+        except OSError as problem:
+            if partition not in self._told:
+                _LOG.warning("%s is done and cannot be removed: %s", path, problem.strerror)
+            self._told.add(partition)
+            return False
+        return True
+
+    def _keep_in_done(self, path: Path) -> None:
+        """Give a file a second name in `done/`: its own, or with a number if that is taken."""
+        folder = self._folder / DONE
+        make_directory(folder)
+        cut = len(path.name) - len(str(suffix(path)))
+        stem, ending = path.name[:cut], path.name[cut:]
+        for number in count(1):
+            place = folder / (path.name if number == 1 else f"{stem}.{number}{ending}")
+            try:
+                os.link(path, place)
+                break
+            except FileExistsError:
+                if os.path.samefile(path, place):  # a kill came before it lost its first name
+                    break
+        sync_directory(folder)
+
+
+def open_directory(
+    folder: Path, on_done: str = "keep", *, on_damage: str = "stop"
+) -> GrowingDirectory:
+    """A live directory; `on_done`: what becomes of files that no recovery needs any more."""
+    if on_done not in ON_DONE:
+        raise InvalidParameter(f"on_done must be one of {', '.join(ON_DONE)}; got {on_done!r}")
+    if on_done == "keep":
+        opened = GrowingDirectory(folder, on_damage=on_damage)
+    else:
+        opened = EmptiedDirectory(folder, on_done, on_damage=on_damage)
+    opened.claim()
+    return opened
 
 
 def _check_folder(folder: Path) -> None:
@@ -288,6 +506,7 @@ def _size_and_time(stat: os.stat_result) -> tuple[int, int]:
     return stat.st_size, stat.st_mtime_ns
 
 
-def _is_complete(entry: os.DirEntry[str]) -> bool:
-    hidden = entry.name.startswith((".", "_")) or entry.name.endswith((".tmp", ".part"))
-    return not hidden and suffix(Path(entry.name)) is not None and entry.is_file()
+def _is_complete(folder: Path, name: str) -> bool:
+    if name.startswith((".", "_")) or name.endswith((".tmp", ".part")):
+        return False
+    return name.lower().endswith(SUFFIXES) and os.path.isfile(os.path.join(folder, name))

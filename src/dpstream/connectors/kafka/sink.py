@@ -46,6 +46,7 @@ _OTHERS = 60.0  # seconds until the broker ends a transaction that somebody has 
 _PRODUCER = {
     "transaction.timeout.ms": 30_000,
     "message.timeout.ms": 20_000,
+    "message.max.bytes": 1_000_000_000,  # the topic says what is too large, and can be told more
     "queue.buffering.max.messages": 1_000_000,
     "linger.ms": 5,
 }

@@ -375,6 +375,25 @@ class SinkSuite:
         self.publish(release("a", 0, 1, rows=0), release("a", 0, 1), release("a", 0, 2))
         assert self.visible_rows("a") == rows_seen(release("a", 0, 2))
 
+    def test_keys_at_the_edges(self) -> None:
+        """Whatever a row may bring as a key is written: the run was charged for it."""
+        texts = ["", "\0", "\u2028\x85", '\r\n",\t\\', "\U0010ffff"]
+        edges = {
+            "page": pa.array(texts),
+            "day": pa.array([-719_162, 2_932_896, None] * 2, pa.int32()).view(pa.date32()),
+            "at": pa.array([-62_135_596_800, 253_402_300_799, None] * 2).cast(pa.timestamp("s")),
+            "number": pa.array([-(2**63), 2**63 - 1, None] * 2),
+            "unsigned": pa.array([2**64 - 1, 0, None] * 2, pa.uint64()),
+            "real": pa.array([float("nan"), float("inf"), -float("inf")] * 2),
+            "raw": pa.array([b"", b"\xff\0", None] * 2),
+        }
+        table = release("a", 0, 1, rows=len(texts))
+        columns = {name: values[: len(texts)] for name, values in edges.items()}
+        full = pa.table(columns | {"count": table["count"]})
+        self.publish(full.replace_schema_metadata(table.schema.metadata))
+        seen = sorted(count for _, count in self.visible_rows("a"))
+        assert seen == table["count"].to_pylist()
+
     def test_another_run_is_refused(self) -> None:
         """Its releases would be taken for those that are there."""
         self.publish(release("a", 0, 1))

@@ -15,6 +15,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import Condition, Event, RLock, Thread
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -26,11 +27,13 @@ from dpstream.records import (
     CheckedSource,
     Columns,
     CommittingSource,
+    EmptyingSource,
     EndingSource,
     FinitePartitions,
     InferredTypes,
     Position,
     Source,
+    StampedPartitions,
     StartOffsets,
     position_order,
 )
@@ -39,6 +42,7 @@ from dpstream.rows.row_reader import ParsedColumns
 _LOG = logging.getLogger("dpstream.sources")
 _LOOK = 0.1  # seconds between two looks of a waiting query at whether it was stopped
 _CLOSING = 500_000  # microseconds that may be taken at a trigger to read what came before it
+_SHELL = 8192  # bytes that a chunk takes whatever is in it: a file may have one row
 _IDLE = 1_000_000  # microseconds between two looks where no trigger is to come
 BUFFER = 1 << 28
 """Bytes of chunks that are held in memory for the queries of one source."""
@@ -63,11 +67,13 @@ class ArrivedChunk:
     """Of those that one reader has met, from 0 on."""
     gone: bool = False
     """Every query has passed it, or its rows are part of a later chunk."""
+    last: bool = False
+    """Nothing follows in its partition, ever; it may have no rows."""
 
     @property
     def bytes(self) -> int:
         """Memory in use, with what is parsed of it."""
-        return 0 if self.batch is None else 2 * int(self.batch.table.nbytes)
+        return 0 if self.batch is None else 2 * int(self.batch.table.nbytes) + _SHELL
 
     def free(self) -> int:
         """Give its memory back; how many bytes that was."""
@@ -111,13 +117,13 @@ class Arrivals:
         with self.lock:
             return self.source.read(partition, position, columns=columns, until=until)
 
-    def tail_for(self, positions: Positions) -> SourceTail:
+    def tail_for(self, positions: Positions, finished: Mapping[str, Position]) -> SourceTail:
         """The reader that a query at these positions can follow; a new one if there is none."""
         with self.lock:
             for tail in self.tails:
                 if tail.failure is None and tail.fits(positions):
                     return tail
-            self.tails.append(SourceTail(self, positions))
+            self.tails.append(SourceTail(self, positions, finished))
             return self.tails[-1]
 
     def hold(self) -> None:
@@ -160,30 +166,45 @@ class Arrivals:
                 names = set(settled[0]).intersection(*settled[1:])
                 least = {n: min((at[n] for at in settled), key=position_order) for n in names}
                 self.source.commit(least)
+            removed = self.source.removed() if isinstance(self.source, EmptyingSource) else []
+            for tail in self.tails:
+                tail.removed += removed  # before another partition can take a name
+            for view in self.views if removed else []:
+                view.removed += removed
+                view.settled = {p: at for p, at in view.settled.items() if p not in removed}
 
 
 class SourceTail:
-    """Follows a source from some positions on; what it meets is there for every query."""
+    """Follows a source from some positions on; what it meets is there for every query.
 
-    def __init__(self, shared: Arrivals, positions: Positions) -> None:
+    `finished`: partitions that were read to their ends, and where these are.
+    """
+
+    def __init__(
+        self, shared: Arrivals, positions: Positions, finished: Mapping[str, Position]
+    ) -> None:
         source = shared.source
         self._shared, self._source, self._clock = shared, source, shared.clock
         self._begun_anew = not positions
         self.positions = dict(positions)
         self.sealed = self._clock.now()
         """What came before this time was read."""
-        self.chunks = [
-            ArrivedChunk(name, None, at, self.sealed, number=number)
+        self.chunks = {  # by number; those that every query has passed are no longer there
+            number: ArrivedChunk(name, None, at, self.sealed, number=number)
             for number, (name, at) in enumerate(positions.items())
-        ]
+        }
         self.ended = False
         self.failure: BaseException | None = None
-        self._dropped = 0  # chunks that every query has passed, no longer in the list
-        self._last_dropped: dict[str, ArrivedChunk] = {}
+        self._dropped = 0  # chunks that every query has passed
+        self._last_dropped = {name: (at, self.sealed) for name, at in finished.items()}
         self._buffered = 0  # bytes
         self._evicted = 0  # chunks that hold no memory any more
         self._last_evicted: dict[str, ArrivedChunk] = {}
-        self._over: set[str] = set()  # partitions that were read to their end
+        self._over = set(finished)  # partitions that were read to their end
+        self._listed: list[str] | None = None
+        self._unread: dict[str, None] = {}  # of what was listed, in order
+        self.removed: list[str] = []
+        """Partitions that are gone: the next ones of their names are new."""
         self._ends = isinstance(source, FinitePartitions) and source.partitions_end
         self._ending = source if isinstance(source, EndingSource) else None
         self._changed, self._halt = Condition(), Event()
@@ -256,22 +277,38 @@ class SourceTail:
                 return  # one that begins later may need all of it
             first = min(view.next if view.tail is self else self.count for view in views)
             while self._dropped < first:
-                chunk = self.chunks.pop(0)
+                chunk = self.chunks.pop(self._dropped)
                 self._dropped += 1
                 self._buffered -= chunk.free()
+                if self._last_evicted.get(chunk.partition) is chunk:
+                    del self._last_evicted[chunk.partition]
                 if not chunk.gone:
-                    self._last_dropped[chunk.partition] = chunk
+                    self._last_dropped[chunk.partition] = chunk.end, chunk.time
                     chunk.gone = True
             self._evicted = max(self._evicted, first)
             self._changed.notify_all()
 
-    def begin(self) -> tuple[int, list[ArrivedChunk]]:
+    def begin(self, finished: Mapping[str, Position]) -> tuple[int, list[ArrivedChunk]]:
         """For a query that comes later: the first chunk that is there, and what was dropped.
 
-        Of that, a chunk for each partition; its rows are read from the source.
+        Of that, a chunk for each partition that it has not finished, whose rows are read from the
+        source.
         """
         with self._changed:
-            return self._dropped, sorted(self._last_dropped.values(), key=lambda chunk: chunk.time)
+            missed = [
+                ArrivedChunk(name, None, end, time, last=name in self._over)
+                for name, (end, time) in self._last_dropped.items()
+                if name not in finished
+            ]
+            return self._dropped, sorted(missed, key=lambda chunk: chunk.time)
+
+    def _forget_removed(self) -> None:
+        removed, self.removed = self.removed, []
+        with self._changed:
+            self._over.difference_update(removed)
+            for name in removed:
+                self._last_dropped.pop(name, None)
+                self._last_evicted.pop(name, None)
 
     def stop(self) -> None:
         """End the thread."""
@@ -283,7 +320,7 @@ class SourceTail:
 
     def _chunks_from(self, number: int) -> Iterator[ArrivedChunk]:
         """The chunks from a number on; those whose rows are part of a later one are left out."""
-        for place in range(max(number - self._dropped, 0), len(self.chunks)):
+        for place in range(max(number, self._dropped), self.count):
             if not self.chunks[place].gone:
                 yield self.chunks[place]
 
@@ -332,28 +369,37 @@ class SourceTail:
     def _read(self, partition: str, time: int) -> bool:
         start = self.positions.get(partition)
         batch = self._shared.read(partition, start, columns=self._shared.columns)
-        if batch.done and self._ends:
-            self._over.add(partition)
+        over = batch.done and self._ends
         rows = len(batch.table) + len(batch.rejected)
-        if not rows and batch.position == start:
+        if not rows and batch.position == start and not over:
             return not batch.done
         with self._changed:
             self.positions[partition] = batch.position
+            if over:
+                self._over.add(partition)
+                del self.positions[partition]
+                self._unread.pop(partition, None)
             arrived = ArrivedChunk(
-                partition, start, batch.position, time, rows, batch, number=self.count
+                partition, start, batch.position, time, rows, batch, number=self.count, last=over
             )
-            self.chunks.append(arrived)
+            self.chunks[arrived.number] = arrived
             self._buffered += arrived.bytes
             self._evict()
             self._changed.notify_all()
-        return True
+        return rows > 0 or batch.position != start
 
     def _partitions_in_order(self) -> list[str]:
         """Partitions that were begun, in the order in which a replay takes them; then new ones."""
         with self._shared.lock:
             listed = self._source.partitions()
-        wanted = set(listed) - self._over
-        return [name for name in dict.fromkeys([*self.positions, *listed]) if name in wanted]
+            if self.removed:
+                self._forget_removed()
+            if listed is not self._listed:
+                wanted = {name for name in listed if name not in self._over}
+                ordered = [*(name for name in self.positions if name in wanted), *listed]
+                self._unread = {name: None for name in ordered if name in wanted}
+                self._listed = listed
+            return [*self._unread]
 
     def _is_full(self) -> bool:
         """Must reading wait for the slowest query, because nothing can be read again?"""
@@ -367,7 +413,7 @@ class SourceTail:
         while self._buffered > self._shared.buffer and self._evicted < self.count - 1:
             if not self._source.replayable:
                 return
-            chunk = self.chunks[self._evicted - self._dropped]
+            chunk = self.chunks[self._evicted]
             self._evicted += 1
             if chunk.batch is None:
                 continue
@@ -386,7 +432,8 @@ class LiveView:
     """What one query sees of a live source, and how far it is.
 
     Of the source's abilities it has those that are asked of a view: `commit` (for this query) and
-    `inferred` and `check`. `SourceTail` asks the source itself for its end and offsets.
+    `inferred` and `check`. `SourceTail` asks the source itself for its end and offsets. `removed`:
+    partitions that are gone, for the query to forget.
     """
 
     bounded = False
@@ -399,6 +446,7 @@ class LiveView:
         self.quarantines = isinstance(source, CheckedSource) and source.quarantines
         self.closed, self.finished = False, False
         self.settled: Positions = {}
+        self.removed: list[str] = []
         self.tail: SourceTail | None = None
         self.next = 0
         """The number of the first chunk that was not taken."""
@@ -425,6 +473,12 @@ class LiveView:
         with self.shared.lock:
             return source.check(partition, columns, whole=whole)
 
+    @property
+    def partitions_end(self) -> bool:
+        """Is each partition complete, as a file in a directory is?"""
+        source = self.shared.source
+        return isinstance(source, FinitePartitions) and source.partitions_end
+
     def expect(self, schedule: Schedule, columns: Sequence[str], stop: Event) -> None:
         """A query with these triggers will follow; `stop` ends it."""
         self._schedule, self._stop, self.closed = schedule, stop, False
@@ -432,11 +486,11 @@ class LiveView:
         if self.shared.columns is None:
             self.shared.columns = list(columns)
 
-    def follow(self, positions: Positions) -> bool:
+    def follow(self, positions: Positions, finished: Mapping[str, Position]) -> bool:
         """Follow the source from these positions on, unless it does; False: nothing can come."""
         if self.tail is None:
-            self.tail = self.shared.tail_for(positions)
-            self.next, self._missed = self.tail.begin()
+            self.tail = self.shared.tail_for(positions, finished)
+            self.next, self._missed = self.tail.begin(finished)
         return not self.tail.is_over(self.next)
 
     def chunks_before(self, time: int) -> Iterator[ArrivedChunk]:
@@ -466,6 +520,12 @@ class LiveView:
         """This query needs nothing before these positions."""
         self.settled = dict(positions)
         self.shared.commit()
+
+    def stamp(self, partition: str) -> Any:
+        """What tells it from others of its name, where the source has such; None: it has not."""
+        source = self.shared.source
+        with self.shared.lock:
+            return source.stamp(partition) if isinstance(source, StampedPartitions) else None
 
     def finish(self) -> None:
         """The query has published all it ever will."""

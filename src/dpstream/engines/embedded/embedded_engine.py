@@ -28,7 +28,6 @@ from dpstream.group_by.flow import BoundedRows, Flow
 from dpstream.privacy.state.durable_files import writing
 from dpstream.privacy.state.run_directory import read_about
 from dpstream.query.column_types import Types
-from dpstream.records import CommittingSource
 from dpstream.rows.row_batch import RowSlice
 from dpstream.rows.row_ids import combine, multiset_digest
 
@@ -99,7 +98,7 @@ class LocalRun(QueryRun):
         undo.callback(self._snapshots.close)
         facts = self._snapshots.load(self._flow) or {}
         self._chain, self.steps_done = facts.get("chain", START_CHAIN), facts.get("step", 0)
-        self._input.go_on_from(facts.get("positions", {}))
+        self._input.go_on_from(facts, directory.folder, directory.run)
         before = facts.get("before_erasures", [])
         directory.refuse_undone_erasure(self.steps_done, [*before, self._chain])
 
@@ -212,14 +211,12 @@ class LocalRun(QueryRun):
             "run": self._storage.run_tag,
             "step": self.steps_done,
             "chain": self._chain,
-            "positions": self._input.positions,
         }
-        snapshots.save(self._flow, facts)
+        snapshots.save(self._flow, facts | self._input.save())
 
     def _settle(self, facts: dict[str, Any]) -> None:
         """No recovery goes back beyond this snapshot any more."""
         assert self._storage.directory is not None
         self._windows.settle(facts["step"])
         self._storage.directory.log.forget_before(facts["step"])
-        if isinstance(self.source, CommittingSource):
-            self.source.commit(facts["positions"])
+        self._input.settle(facts)

@@ -36,7 +36,7 @@ from dpstream.privacy.state import InputLog, Secret, read_packed, write_packed
 from dpstream.privacy.state.durable_files import writing
 from dpstream.privacy.state.run_directory import ANEW, drop_unbegun, read_about
 from dpstream.query.series_query import SeriesQuery
-from dpstream.records import CommittingSource, Release, fence
+from dpstream.records import Release, fence
 
 KIND = "series query"
 
@@ -49,6 +49,7 @@ class SeriesRun(Run):
     counts_class: ClassVar[type[StepCounts]] = StepCounts
     _input: RunInput = field(init=False)
     _runner: Runner = field(init=False)
+    _saved: dict[str, Any] | None = field(init=False, default=None)
     _settled: dict[str, Any] | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
@@ -79,6 +80,7 @@ class SeriesRun(Run):
                 keep_types(counts.reader, self._log)
             undo.callback(self._input.close)
             self._input.open(counts.reader)
+            yield None
             yield from self._publish_steps(counts)
 
     def _open_runner(self, undo: ExitStack) -> Secret:
@@ -150,11 +152,9 @@ class SeriesRun(Run):
 
     def _settle(self) -> None:
         """No recovery needs rows from before the last but one snapshot: they may go."""
-        if not self.live or self.folder is None or not isinstance(self.source, CommittingSource):
-            return
         if self._settled is not None:
-            self.source.commit(self._settled)
-        self._settled = self._input.positions
+            self._input.settle(self._settled)
+        self._settled = self._saved
 
     def _send(self, release: Release, step: int, tag: str, counts: StepCounts) -> pa.Table:
         """A release as a table, which the sink has."""
@@ -170,7 +170,10 @@ class SeriesRun(Run):
     def _load(self, counts: StepCounts) -> None:
         """Restore open windows and positions as of the runner's step."""
         step = self._runner.steps_done
-        if self.folder is None or not step:
+        if self.folder is None:
+            return
+        if not step:
+            self._input.go_on_from({}, self.folder, self._runner.run_id)
             return
         path = self.folder / f"rows-{step}.dps"
         if not path.exists():
@@ -182,14 +185,16 @@ class SeriesRun(Run):
         if (saved["run"], saved["step"]) != (self._runner.run_id, step):
             raise StateError(f"{path} is another run's or step's; restore this one's, or {ANEW}")
         counts.load(saved["counts"])
-        self._input.go_on_from(saved["positions"])
+        self._settled = {key: saved[key] for key in ("positions", "finished") if key in saved}
+        self._input.go_on_from(saved, self.folder, self._runner.run_id)
 
     def _save(self, counts: StepCounts) -> None:
         """Rows first, then the mechanism; older rows go."""
         if self.folder is None:
             return
         run, step = self._runner.run_id, self._runner.steps_done
-        rows = {"counts": counts.save(), "positions": self._input.positions}
+        self._saved = self._input.save()
+        rows = {"counts": counts.save(), **self._saved}
         path = self.folder / f"rows-{step}.dps"
         write_packed(path, rows | {"run": run, "step": step}, kind="open windows")
         self._runner.save()

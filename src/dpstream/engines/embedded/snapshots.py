@@ -220,7 +220,7 @@ def _ids_of_unit(flow: Flow, unit: Any) -> Iterator[Words]:
     if kind is None:
         raise StateError("this run has read nothing yet; there is nothing to erase")
     try:
-        value, lost = in_type(pa.array([unit]), kind, name)
+        value, lost = in_type(pa.array([unit]), kind)
     except (InvalidInput, pa.ArrowException, OverflowError):
         value, lost = pa.nulls(1, kind), np.ones(1, bool)
     if lost.any():

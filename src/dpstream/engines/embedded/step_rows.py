@@ -12,15 +12,19 @@ the rows are divided into chunks this time.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from pathlib import Path
 from threading import Event, Semaphore
+from typing import Any
 
 import numpy as np
 
 from dpstream.engines.chunks import ChunkReader, OperatorCounts, first_types
 from dpstream.engines.clock import Clock
 from dpstream.engines.embedded.arrivals import Arrivals, ArrivedChunk, LiveView, Positions
+from dpstream.engines.embedded.finished_log import FinishedLog
 from dpstream.engines.query_run import Run
 from dpstream.errors import InvalidInput, NoiseReuse, UnusableFile
 from dpstream.privacy.state import InputLog
@@ -38,6 +42,7 @@ from dpstream.records import (
     is_quarantined,
     is_reached,
 )
+from dpstream.rows.column_values import never_becomes, types_of
 from dpstream.rows.row_batch import Rows, RowSlice
 from dpstream.rows.row_reader import ParsedColumns, RowReader
 
@@ -111,19 +116,46 @@ class RunInput:
             return slices
         return slices + self.files.take(step, log)
 
-    @property
-    def positions(self) -> Positions:
-        """How far the live source was read, and which files are quarantined, by partition."""
-        live = {} if self.live is None else self.live.positions
-        return {**live, **({} if self.files is None else self.files.quarantined)}
+    def save(self) -> dict[str, Any]:
+        """How far the live source was read and which files are quarantined, for a snapshot.
 
-    def go_on_from(self, positions: Positions) -> None:
-        """Read the live source from there on, and no file that was quarantined."""
-        mine = set(self.partitions())
+        What is finished is durable by then.
+        """
+        quarantined = {} if self.files is None else self.files.quarantined
+        if self.live is None:
+            return {"positions": dict(quarantined)}
+        positions = self.live.positions | quarantined
+        return {"positions": positions, "finished": [*self.live.finished.save()]}
+
+    def go_on_from(self, saved: Mapping[str, Any], folder: Path, run: bytes) -> None:
+        """Read the live source from there on, and no file that was quarantined.
+
+        `folder` keeps what is finished.
+        """
+        mine, positions = set(self.partitions()), saved.get("positions", {})
         if self.files is not None:
             self.files.quarantined = {name: at for name, at in positions.items() if name in mine}
         if self.live is not None:
             self.live.positions = {n: at for n, at in positions.items() if n not in mine}
+            self.live.finished = FinishedLog(folder, run, saved.get("finished"))
+            with self.live.view.shared.lock:
+                self.live.finished.resume(self.live.view.shared.source)
+            for name, end in self.live.finished.ends.items():
+                if is_quarantined(end):
+                    self._run.operator.quarantine(name, end)
+
+    def settle(self, saved: Mapping[str, Any]) -> None:
+        """No recovery goes back beyond this snapshot any more."""
+        if self.live is None:
+            return
+        view, mark = self.live.view, saved.get("finished", (1, 0))
+        with view.shared.lock:
+            finished = self.live.finished.before((mark[0], mark[1]))
+            for name in view.removed:
+                finished.pop(name, None)
+            mine = {} if self.files is None else self.files.quarantined
+            live = {name: at for name, at in saved["positions"].items() if name not in mine}
+            view.commit(live | finished)
 
     def moved(self) -> Positions | None:
         """The positions that the last step has changed; None if nothing is live."""
@@ -134,6 +166,8 @@ class RunInput:
         """Stop reading."""
         if self.files is not None:
             self.files.close()
+        if self.live is not None:
+            self.live.finished.close()
 
 
 def check_columns(source: Source, query: RowSpec, *, begun: bool = False) -> None:
@@ -153,8 +187,11 @@ def check_columns(source: Source, query: RowSpec, *, begun: bool = False) -> Non
             f"OPTIONS (column_types = ({name} = INT64)))"
         )
     alone = isinstance(source, CheckedSource) and source.quarantines
+    complete = isinstance(source, LiveView) and source.partitions_end
+    partitions = source.partitions()[: 1 if complete and not alone else None]
+    kinds, usable = query.declared, False
     first: UnusableFile | None = None
-    for partition in () if alone and begun and not source.bounded else source.partitions():
+    for partition in () if alone and begun and not source.bounded else partitions:
         try:
             declared = source.columns(partition)
         except UnusableFile as problem:
@@ -165,15 +202,28 @@ def check_columns(source: Source, query: RowSpec, *, begun: bool = False) -> Non
         if declared is None:
             return
         missing = [name for name in query.source_columns if name not in declared]
-        if alone and not missing:
-            return
         if missing:
             first = first or UnusableFile(
                 f"{partition} has no column {missing[0]!r}; it has {', '.join(declared)}"
             )
             if not alone:
-                break
-    if first is not None:
+                raise first
+            continue
+        usable = True
+        if alone and (begun or not source.bounded):
+            break  # others are looked at when they are read
+        if not source.bounded:
+            continue  # rows of a type that never becomes the run's are set aside when they come
+        if query.prepare is None and not kinds.keys() >= {query.privacy_unit_column, *query.keys}:
+            kinds = kinds | types_of(query, declared)
+        for name in kinds.keys() & declared.keys():
+            if never_becomes(declared[name], kinds[name]):
+                raise InvalidInput(
+                    f"column {name!r} is {kinds[name]} in this run and {declared[name]} in "
+                    f"{partition}, and the one does not become the other by value; give all files "
+                    f"one type, or declare another: column_types={{{name!r}: ...}}"
+                )
+    if first is not None and not usable:
         raise first
 
 
@@ -181,23 +231,24 @@ class LiveInput:
     """Rows of a source that grows: those that arrived before a trigger belong to it."""
 
     def __init__(self, chunks: ChunkReader, view: LiveView, clock: Clock, stop: Event) -> None:
-        self._chunks, self._view, self._clock, self._stop = chunks, view, clock, stop
+        self._chunks, self.view, self._clock, self._stop = chunks, view, clock, stop
         self.positions: Positions = {}
+        """Of partitions that are being read."""
+        self.finished = FinishedLog()
         self._begin(0, replayed=False)
         view.expect(chunks.reader.query.schedule, chunks.reader.query.source_columns, stop)
 
     def moved(self) -> Positions:
         """The positions that this step has changed: what a replay of it must reach."""
-        known = self._before
-        return {p: at for p, at in self.positions.items() if p not in known or known[p] != at}
+        return {p: self._at(p) for p, before in self._before.items() if self._at(p) != before}
 
     def take(self, step: int) -> list[RowSlice] | None:
         """Rows that come until the trigger's time; None if stopped, or if no more can come."""
-        if not self._view.follow(self.positions):
+        if not self.view.follow(self.positions, self.finished.ends):
             return None
         slices: list[RowSlice] = []
         self._begin(step, replayed=False)
-        for chunk in self._view.chunks_before(self._time_of(step)):
+        for chunk in self.view.chunks_before(self._time_of(step)):
             slices += self._rows_of(chunk, step)
         return self._end(slices)
 
@@ -206,6 +257,7 @@ class LiveInput:
         slices: list[RowSlice] = []
         self._begin(step, replayed=True)
         for partition, target in logged.items():
+            self.finished.forget(partition)  # what was finished moves no more: this has its name
             slices += self._read_up_to(partition, target, step)
         return self._end(slices)
 
@@ -221,21 +273,49 @@ class LiveInput:
         return time
 
     def _begin(self, step: int, *, replayed: bool) -> None:
-        self._before, self._replayed = dict(self.positions), replayed
+        self._before: Positions = {}  # of partitions that this step has moved
+        self._ends: Positions = {}  # of those that it has met the end of
+        self._replayed = replayed
+        self._forget_removed()
         self._rejects = StepRejects(self._chunks.operator, step)
+
+    def _forget_removed(self) -> None:
+        """What the source has removed is finished no more: another may take its name."""
+        if self.view.removed:
+            with self.view.shared.lock:
+                for name in self.view.removed:
+                    self.finished.forget(name)
+                self.view.removed = []
 
     def _end(self, slices: list[RowSlice]) -> list[RowSlice] | None:
         """The step has its rows; None: it was stopped, and what it has read is read again."""
         if self._stop.is_set():
-            self.positions = self._before
+            self.positions |= self._before
+            self.positions = {p: at for p, at in self.positions.items() if at is not None}
             return None
         self._rejects.finish()
+        for partition, end in self._ends.items():
+            if self.positions.get(partition) == end:
+                del self.positions[partition]
+                self.finished.add(partition, end, self.view.stamp(partition))
         return slices
+
+    def _at(self, partition: str) -> Position:
+        """How far a partition was read."""
+        at = self.positions.get(partition)
+        return self.finished.ends.get(partition) if at is None else at
 
     def _rows_of(self, chunk: ArrivedChunk, step: int) -> list[RowSlice]:
         """The rows of a chunk that the query has not read yet."""
+        self._forget_removed()
         partition, batch = chunk.partition, chunk.batch
         position = self.positions.get(partition)
+        if partition in self.finished.ends:  # before this reader came, which starts anew
+            return []
+        if chunk.last:
+            self._ends[partition] = chunk.end
+            if position == chunk.end:
+                return []
         if batch is None or position != chunk.start or is_quarantined(chunk.end):
             # it lags, or was broken off elsewhere, or has no rows
             behind = not is_reached(position, chunk.end)
@@ -250,18 +330,23 @@ class LiveInput:
     ) -> list[RowSlice]:
         """The rows of the next batch of a partition."""
         before = self.positions.get(partition)
+        if batch.position is not None:
+            self._before.setdefault(partition, before)
+            self.positions[partition] = batch.position
+        if not len(batch.table) and not batch.rejected:
+            return []
         rows, rejected = self._chunks.rows(partition, before, batch, arrived=step, parsed=parsed)
         self._rejects.add(partition, rejected)
-        if batch.position is not None:
-            self.positions[partition] = batch.position
         return [(rows, first, end) for *_, first, end in rows.runs]
 
     def _read_up_to(self, partition: str, target: Position, step: int) -> list[RowSlice]:
         """A partition's rows until a position, from the source, or until the run is stopped."""
         slices: list[RowSlice] = []
         if is_quarantined(target):
-            after = target.get("after")
-            slices = [] if after is None else self._read_up_to(partition, after, step)
+            before, after = self.positions.get(partition), target.get("after")
+            if not is_reached(before, after):
+                slices = self._read_up_to(partition, after, step)
+            self._before.setdefault(partition, before)
             self.positions[partition] = target
             self._chunks.operator.quarantine(partition, target)
             return slices

@@ -162,11 +162,22 @@ class FrameSink:
         """Idempotent if the function is."""
         run = release_facts(table).get("run", "")
         release = ReleaseName(name=name, window=window, trigger=trigger, run=run)
-        plain = table.replace_schema_metadata(None)
-        self.function(self.session.createDataFrame(plain), release)
+        plain = pa.schema([(field.name, _spark_type(field.type)) for field in table.schema])
+        self.function(self.session.createDataFrame(table.cast(plain, safe=False)), release)
 
     def close(self) -> None:
         """Nothing is held open."""
+
+
+def _spark_type(kind: pa.DataType) -> pa.DataType:
+    """A type that Spark has, for each that a key has; what is finer than microseconds goes."""
+    if pa.types.is_uint64(kind):
+        return pa.decimal128(20, 0)
+    if pa.types.is_time(kind) or pa.types.is_decimal256(kind):
+        return pa.string()
+    if pa.types.is_timestamp(kind):
+        return pa.timestamp("us", kind.tz)
+    return pa.duration("us") if pa.types.is_duration(kind) else kind
 
 
 def require_pyspark() -> None:

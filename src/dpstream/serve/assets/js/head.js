@@ -53,17 +53,20 @@ export function showHead(query, page, measure) {
   const much = query.epsilon
     ? ` with ε = ${parameter(query.epsilon)}${query.delta ? `, δ = ${parameter(query.delta)}` : ""}.`
     : ".";
-  write(byId("summary"), `${what}${often}. ${release}${unit}${much}`);
+  const over = query.refused ? " No more will come: the privacy budget of this query is used up." : "";
+  write(byId("summary"), `${what}${often}. ${release}${over}${unit}${much}`);
   write(byId("keys-title"), `Top keys by ${measure}`);
   showNumbers(query, page);
 }
 
-/** Before the first release. */
+/** Before the first release, or instead of it. */
 export function showNothing(query) {
   write(byId("title"), query.name);
   write(
     byId("summary"),
-    "Nothing has been published yet. The first release comes when its time has come: what is published when does not depend on the data.",
+    query.refused
+      ? "Nothing was published, and nothing will be: the privacy budget of this query is used up."
+      : "Nothing has been published yet. The first release comes when its time has come: what is published when does not depend on the data.",
   );
 }
 

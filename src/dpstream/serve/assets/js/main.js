@@ -183,7 +183,9 @@ async function reload() {
 }
 
 function liveText() {
-  const word = queries.length && queries.every((one) => one.finished) ? "Complete" : "Live";
+  const [over, refused] = ["finished", "refused"].map((state) => queries.filter((one) => one[state]).length);
+  const ended = queries.length && over + refused === queries.length;
+  const word = !ended ? "Live" : refused ? "Stopped: the privacy budget is used up" : "Complete";
   const newest = windows.known[0]?.last_release_time;
   return newest ? `${word} · newest ${moment(newest)} UTC` : word;
 }
@@ -207,3 +209,4 @@ addEventListener("hashchange", () => {
 startTheme(() => chart.recolour());
 startDetail();
 listen({ onOpen: reload, onRelease: () => released() });
+setInterval(released, 60_000); // no release tells that none will come any more
