@@ -16,7 +16,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test golden stored long lint format bench bench-peers .venv-bench serve-test .venv-serve servers spark browser docs clean
+.PHONY: help demo test everything golden stored long lint format bench bench-peers .venv-bench serve-test .venv-serve servers spark browser docs clean
 .NOTPARALLEL:
 
 help: ## list the targets
@@ -30,6 +30,9 @@ demo: .venv/.core ## set up the core in .venv and take a tour: a live private qu
 test: .venv/.dev ## set up .venv and run every test whose components are present; the rest is listed at the end
 	@echo "test: running every test whose components are present"
 	@$(BIN)/python -m pytest --numprocesses $(PYTEST_WORKERS) --dist loadfile --no-loadscope-reorder --durations 10 $(PYTEST_ARGS)
+
+everything: ## set up every component, then check all there is: style, types and every test (.ci/run)
+	@.ci/run
 
 golden: .venv/.dev ## compare what fixed runs publish and charge with the stored digests (WRITE=1 stores new ones)
 	@echo "golden: $(if $(WRITE),writing,checking) tests/golden/digests.json"

@@ -174,7 +174,8 @@ def draw(figure: Any, course: Course) -> None:
         curves.plot(hours, published, color=colour, label=f"number {rank}")
         curves.plot(hours, _exact(course, one, hours), color="#444444", linestyle=":", linewidth=1)
     curves.set(title="users per key: published ± 2 stddev, truth dotted", ylabel="users")
-    curves.legend(frameon=False, loc="upper left")
+    if ranks:
+        curves.legend(frameon=False, loc="upper left")
     shown = [len(release) for release in course.releases]
     keys.plot(hours, shown, color=_COLOURS[0])
     keys.set(title="keys that have appeared")

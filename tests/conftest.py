@@ -185,6 +185,12 @@ class ComponentGate:
             noun = "test" if tests == 1 else "tests"
             terminalreporter.line(f"{component}: {tests} {noun} {verb}; {self.reasons[component]}")
 
+    def pytest_unconfigure(self, config: pytest.Config) -> None:
+        """The very last line; workers have no terminal."""
+        terminal = config.pluginmanager.get_plugin("terminalreporter")
+        if self.left_out and terminal is not None:
+            terminal.line("make everything sets up all components and runs every test")
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Longest files first; those that wait between those that compute."""

@@ -65,6 +65,8 @@ def test_an_absent_component_is_skipped_and_listed(project):
 
     result.assert_outcomes(passed=2, skipped=1)
     result.stdout.fnmatch_lines(["*absent components*", "kafka: 1 test left out; no broker here"])
+    assert result.outlines[-1] == "make everything sets up all components and runs every test"
+    assert "everything: ##" in (ROOT / "Makefile").read_text()
     assert result.ret == 0
 
 
@@ -121,7 +123,9 @@ def test_no_component_summary_when_nothing_was_left_out(project):
     """A complete run says nothing of absent components."""
     project.makepyfile("def test_plain(): pass")
 
-    run(project).stdout.no_fnmatch_line("*absent components*")
+    result = run(project)
+    result.stdout.no_fnmatch_line("*absent components*")
+    result.stdout.no_fnmatch_line("*make everything*")
 
 
 def test_hypothesis_runs_the_same_examples_every_time(project):
@@ -218,7 +222,8 @@ def test_every_requirement_of_core_and_dev_is_pinned():
 
 
 TARGETS = [
-    "demo", "test", "golden", "stored", "long", "lint", "bench", "docs", "clean", "help", "servers",
+    "demo", "test", "everything", "golden", "stored", "long", "lint", "bench", "docs", "clean",
+    "help", "servers",
 ]  # fmt: skip
 
 

@@ -69,6 +69,7 @@ class Batch:
     lines strings or null (JSON null, or an absent key), those of Parquet as the file types them.
     `position`: where the next read goes on. `done`: nothing follows in this partition, or not yet.
     `where`: the place of the chunk in words, if its partition and position do not tell it well.
+    `parsed`: for the engine alone, what queries that share the chunk have made of it.
     """
 
     table: pa.Table
@@ -76,6 +77,7 @@ class Batch:
     done: bool
     rejected: list[Rejected] = field(default_factory=list)
     where: str | None = None
+    parsed: Any = None
 
 
 @runtime_checkable

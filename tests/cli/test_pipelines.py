@@ -185,7 +185,9 @@ def test_a_unit_is_erased_on_request(run, folder, example):
 
     assert told.code == again.code == 0
     assert sum(json.loads(told.out)["groups"].values()) > 0
-    assert "erased from 0 groups" in again.out
+    assert json.loads(told.out)["dead_letters"]["pages"] == {"erased": 0, "unclear": 0}
+    assert "erased from 0 groups and from 0 dead letters" in again.out
+    assert "kept: what was published" in again.out
     assert run("run", "pipeline.toml").code == 0
 
 

@@ -154,6 +154,28 @@ def test_dead_letters_are_replaced_by_a_replay(tmp_path):
     assert {path.stat().st_mode & 0o777 for path in paths} == {0o600}
 
 
+@pytest.mark.parametrize("there", [False, True], ids=["made", "was there"])
+@pytest.mark.parametrize("umask", [0o000, 0o077])
+def test_dead_letters_are_for_this_user_alone(tmp_path, umask, there):
+    """They are raw rows: folder and files, whatever the umask, also where the folder was there."""
+    folder = tmp_path / "state" / "dead-letters"
+    before = os.umask(umask)
+    try:
+        if there:
+            folder.mkdir(parents=True)
+            folder.chmod(0o755)
+            DeadLetters(folder)
+            assert folder.stat().st_mode & 0o777 == 0o700
+            folder.chmod(0o755)
+        DeadLetters(folder).write("a", [BAD])
+    finally:
+        os.umask(before)
+
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert [path.stat().st_mode & 0o777 for path in folder.iterdir()] == [0o600]
+    assert folder.parent.stat().st_mode & 0o777 == 0o777 & ~umask
+
+
 def test_a_script_aborts_once():
     """And goes on where it was."""
     source = ListSource([[{"a": 1}], Abort(), [{"a": 2}]])

@@ -2,6 +2,7 @@
 
 from datetime import UTC, datetime
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -139,3 +140,43 @@ def test_what_cannot_be_is_refused():
     for message in (b"a,1", b'a,"1"'):
         with pytest.raises(InvalidInput, match="no column 'time'"):
             formats()["csv"].decode([message], ["time"])
+
+
+def ipc(table: pa.Table, *, file: bool = False, compression: str | None = None) -> bytes:
+    """A table as an Arrow stream or file."""
+    out = pa.BufferOutputStream()
+    new = pa.ipc.new_file if file else pa.ipc.new_stream
+    with new(out, table.schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as writer:
+        writer.write_table(table)
+    return out.getvalue().to_pybytes()
+
+
+LONG_TEXT = pa.DictionaryArray.from_arrays(pa.array(np.zeros(100, np.int32)), ["x" * 100_000])
+
+
+@pytest.mark.parametrize("file", [False, True], ids=["stream", "file"])
+@pytest.mark.parametrize(
+    ("table", "compression"),
+    [
+        (pa.table({"a": np.zeros(1_000_000)}), "zstd"),
+        (pa.table({"a": np.zeros(1_000_000)}), "lz4"),
+        (pa.table({"a": pa.nulls(1_000_000)}), None),
+        (pa.table({"a": LONG_TEXT}), None),
+    ],
+    ids=["zstd", "lz4", "nulls", "one long value"],
+)
+def test_an_arrow_message_that_unpacks_to_too_much_is_set_aside(table, compression, file):
+    """Before it is unpacked, and alone; a small one of the same kind is read."""
+    decoder = Decoder("arrow")
+    decoder.max_unpacked = 4 << 20
+    big = ipc(table, file=file, compression=compression)
+    small = ipc(table.slice(0, 2), file=file, compression=compression)
+    assert len(big) < 1 << 20
+
+    found = decoder.decode([small, big, small], ["a"])
+    assert found.origin.tolist() == [0, 0, 2, 2]
+    ((at, reason),) = found.bad
+    assert (at, reason) == (
+        1,
+        f"it takes more than {4 << 20} bytes when it is decoded; send it in parts",
+    )

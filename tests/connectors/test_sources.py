@@ -6,6 +6,7 @@ import sys
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from threading import Thread
 from time import monotonic
 
 import numpy as np
@@ -17,9 +18,11 @@ import pytest
 
 from dpstream.connectors.files.parquet import ParquetFile
 from dpstream.connectors.files.source import Files, GrowingDirectory
+from dpstream.connectors.files.text import SizeLimits
 from dpstream.connectors.memory import TableSource
 from dpstream.connectors.pipes import StandardInput
 from dpstream.connectors.registry import open_source
+from dpstream.connectors.shared import SharedSource
 from dpstream.errors import InvalidInput, InvalidParameter
 from dpstream.records import Batch, Source
 from tests.support.reading import read_all, rows
@@ -119,6 +122,49 @@ def test_columns_of_parquet_keep_their_places_and_types(tmp_path, wanted):
     batch = ParquetFile(tmp_path / "f.parquet", name="f").read(None, wanted)
 
     assert batch.table.equals(stored if wanted is None else table)
+
+
+def test_a_row_group_is_read_in_slices_that_go_on_anywhere(tmp_path):
+    """From any row to any other, as one read of all has them; going back is possible, too."""
+    values = [f"user-{n * 7919 % 401:05d}" for n in range(1000)]
+    pq.write_table(pa.table({"text": values, "n": range(1000)}), tmp_path / "f.parquet")
+    file = ParquetFile(tmp_path / "f.parquet", name="f", rows=128)
+    for start, stop in ((0, 1000), (130, 131), (5, 700), (256, 384), (900, 999), (0, 1)):
+        position, found, until = [0, start], [], [0, stop] if stop < 1000 else [1, 0]
+        while position != until:
+            batch = file.read(position, ["text"], until)
+            found += batch.table["text"].to_pylist()
+            position = batch.position
+        assert found == values[start:stop]
+    file.close()
+
+
+@pytest.mark.parametrize("rows", [1 << 20, 1000], ids=["whole", "in slices"])
+def test_a_long_value_of_many_rows_stays_in_its_dictionary(tmp_path, rows):
+    """A file of some kilobytes that has 8 GiB of text takes the memory of one value."""
+    value, count = "x" * (1 << 20), 8192
+    indices = pa.array(np.zeros(count, np.int32))
+    column = pa.DictionaryArray.from_arrays(indices, pa.array([value]))
+    path = tmp_path / "f.parquet"
+    pq.write_table(pa.table({"text": column}), path, dictionary_pagesize_limit=1 << 26)
+    assert path.stat().st_size < 1 << 18
+
+    file, position, done, seen = ParquetFile(path, name="f", rows=rows), None, False, 0
+    while not done:
+        batch = file.read(position, ["text"])
+        assert batch.table.nbytes < 1 << 22
+        position, done, seen = batch.position, batch.done, seen + len(batch.table)
+    file.close()
+    assert seen == count
+
+
+def test_a_parquet_file_that_unpacks_to_too_much_is_refused(tmp_path):
+    """As its own head says; the limit is an option."""
+    path = tmp_path / "f.parquet"
+    pq.write_table(pa.table({"n": pa.array(np.zeros(50_000))}), path, use_dictionary=False)
+    assert path.stat().st_size < 50_000
+    with pytest.raises(InvalidInput, match="more than max_unpacked_bytes = 100000 bytes when"):
+        read_all(open_source(path, options={"max_unpacked_bytes": 100_000}))
 
 
 def test_a_column_with_a_dot_in_its_name_is_not_a_path_into_a_struct(tmp_path):
@@ -376,6 +422,35 @@ def test_standard_input_gives_whole_lines_and_never_waits():
     source.close()
 
 
+@pytest.mark.parametrize("size", [1 << 20, 5 << 20], ids=["just too long", "much too long"])
+@pytest.mark.parametrize("end", [b"", b"\n"], ids=["at the end", "in between"])
+def test_a_long_line_of_standard_input_is_dropped_as_it_comes(size, end):
+    """It is rejected alone, whole lines beside it are read, and no more than a line is held."""
+    out, into = os.pipe()
+    source = StandardInput(out, limits=SizeLimits(max_row_bytes=1 << 20))
+    after = b"2\n" if end else b""
+
+    def feed() -> None:
+        with os.fdopen(into, "wb") as file:
+            file.write(b"a\n1\n" + b"x" * size + end + after)
+
+    feeder = Thread(target=feed)
+    feeder.start()
+    batches, position = [], None
+    while not source.ended:
+        batches.append(source.read("stdin", position))
+        position = batches[-1].position
+    feeder.join()
+    source.close()
+    os.close(out)
+
+    assert rows(batches) == [{"a": "1"}, {"a": "2"}][: 1 + len(end)]
+    (bad,) = [one for batch in batches for one in batch.rejected]
+    assert (bad.where, len(bad.row)) == ("stdin, line 3", 4096)
+    assert bad.reason == f"it has {size + len(end)} bytes, more than max_row_bytes = {1 << 20}"
+    assert position == 4 + size + len(end + after)
+
+
 def test_standard_input_reads_json_lines_too():
     """A first brace tells."""
     source, into = pipe()
@@ -400,17 +475,23 @@ def test_standard_input_cannot_be_read_twice():
     into.close()
 
 
-def test_a_silent_pipe_does_not_hold_up_the_exit():
-    """Nor does the thread that waits for it break the interpreter's end."""
+def test_a_silent_pipe_does_not_hold_up_the_exit(tmp_path):
+    """Nor does the thread that waits for it break the interpreter's end, or leak a database."""
     code = (
-        "from dpstream.connectors.registry import open_source\n"
-        "source = open_source('-')\n"
+        "from dpstream.connectors.registry import open_sink, open_source\n"
+        "source, sink = open_source('-'), open_sink('out.duckdb')\n"
         "assert source.read('stdin', None).done\n"
         "source.close()\n"
+        "sink.close()\n"
     )
     out, into = os.pipe()
     ended = subprocess.run(
-        [sys.executable, "-c", code], stdin=out, capture_output=True, timeout=100, check=False
+        [sys.executable, "-X", "dev", "-W", "error", "-c", code],
+        stdin=out,
+        capture_output=True,
+        timeout=100,
+        check=False,
+        cwd=tmp_path,
     )
     os.close(into)
 
@@ -422,3 +503,16 @@ def test_a_time_zone_survives(clicks):
     batch = open_source(clicks).read(str(clicks), None, columns=["ts"])
 
     assert batch.table["ts"][0].as_py() == datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def test_queries_over_one_source_share_what_is_parsed_of_a_chunk(clicks):
+    """Ids are made once for all; a chunk is kept until each query has it, and can be read again."""
+    wanted = [["user", "page"], ["user", "seconds"]]
+    source = SharedSource(open_source(clicks), wanted)
+    (partition,) = source.partitions()
+    first, second = (source.read(partition, None, columns=names) for names in wanted)
+    again = source.read(partition, None, columns=wanted[0])
+
+    assert first.parsed is second.parsed is not None
+    assert again.parsed is not first.parsed
+    assert again.table.equals(first.table)

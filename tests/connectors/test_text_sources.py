@@ -2,6 +2,7 @@ import csv
 import gzip
 import io
 import json
+import tracemalloc
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
@@ -13,9 +14,10 @@ from dpstream.connectors.files.csv import CsvParser
 from dpstream.connectors.files.jsonl import JsonlParser
 from dpstream.connectors.files.text import TextFile
 from dpstream.connectors.registry import open_source
-from dpstream.errors import InvalidInput
+from dpstream.errors import InvalidInput, InvalidParameter
 from dpstream.records import Batch, Rejected
 from tests.support.reading import read_all
+from tests.support.reading import rows as rows_of
 
 PARSERS = {"csv": CsvParser, "jsonl": JsonlParser}
 
@@ -267,12 +269,94 @@ def test_a_damaged_gzip_file_is_named(tmp_path, damage):
         read_all(open_source(path))
 
 
-def test_a_line_without_end_is_refused(tmp_path, monkeypatch):
-    """A binary file named .csv must not fill the memory."""
-    monkeypatch.setattr("dpstream.connectors.files.text.LONGEST_LINE", 1 << 12)
+MIB = 1 << 20
+LONG = b"x" * (3 * MIB)
 
-    with pytest.raises(InvalidInput, match="no line ends within"):
-        read(tmp_path, "a\n" + "x" * 10_000)
+
+@pytest.mark.parametrize("ending", [".csv", ".csv.gz", ".jsonl", ".jsonl.gz"])
+@pytest.mark.parametrize("last", [True, False], ids=["at the end", "in between"])
+def test_a_line_that_is_too_long_is_set_aside_alone(tmp_path, ending, last):
+    """What is kept of it is its beginning; the rows beside it are read, and no others are lost."""
+    rows = [b"a", b"1", LONG, b"2"] if "csv" in ending else [b'{"a": "1"}', LONG, b'{"a": "2"}']
+    content = b"\n".join(rows[:-1] if last else rows)
+    path = tmp_path / f"rows{ending}"
+    path.write_bytes(gzip.compress(content, 1) if ending.endswith(".gz") else content)
+    source = open_source(path, options={"max_row_bytes": MIB})
+
+    batches = read_all(source, columns=["a"])
+    assert [row["a"] for row in rows_of(batches)] == ["1", "2"][: 2 - last]
+    (bad,) = [row for batch in batches for row in batch.rejected]
+    assert bad.where.endswith(f"line {rows.index(LONG) + 1}")
+    assert bad.reason == f"it has {3 * MIB + (not last)} bytes, more than max_row_bytes = {MIB}"
+    assert len(bad.row) == 4096
+
+
+def test_a_long_line_is_never_in_memory_as_a_whole(tmp_path):
+    """A line of a gigabyte, from a small gzip file, takes a few blocks."""
+    path = tmp_path / "rows.csv.gz"
+    with gzip.open(path, "wb", 1) as file:
+        file.write(b"a\n1\n")
+        for _ in range(256):
+            file.write(bytes(MIB))
+        file.write(b"\n2\n")
+    source = open_source(path, options={"max_row_bytes": MIB})
+    tracemalloc.start()
+    try:
+        batches = read_all(source)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert sum(batch.table.num_rows for batch in batches) == 2
+    assert peak < 16 * MIB
+
+
+@pytest.mark.parametrize(
+    ("head", "words"),
+    [(LONG, "line 1 must be a header"), (b"a," * len(LONG), "no line ends within 1048576 bytes")],
+    ids=["one name", "many"],
+)
+def test_a_header_without_end_is_refused(tmp_path, head, words):
+    """A binary file named .csv must not fill the memory."""
+    (tmp_path / "rows.csv").write_bytes(head)
+    with pytest.raises(InvalidInput, match=words):
+        read_all(open_source(tmp_path / "rows.csv", options={"max_row_bytes": MIB}))
+
+
+def test_a_file_that_unpacks_to_too_much_is_refused(tmp_path):
+    """With its size as it is, the limit, and the option that allows more."""
+    path = tmp_path / "rows.csv.gz"
+    path.write_bytes(gzip.compress(b"a\n" + b"1\n" * 50_000))
+    assert sum(batch.table.num_rows for batch in read_all(open_source(path))) == 50_000
+
+    refused = r"rows\.csv\.gz has more than max_unpacked_bytes = 100000 bytes when it is unpacked"
+    with pytest.raises(InvalidInput, match=refused):
+        read_all(open_source(path, options={"max_unpacked_bytes": 100_000}))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"max_row_bytes": 1000}, "max_row_bytes must be a whole number from 1048576"),
+        ({"max_unpacked_bytes": "1 GB"}, "max_unpacked_bytes must be a whole number"),
+        ({"max_rows": 5}, "files have no option 'max_rows'; max_row_bytes, max_unpacked_bytes"),
+    ],
+)
+def test_limits_are_checked(tmp_path, options, words):
+    """Before a file is opened."""
+    with pytest.raises(InvalidParameter, match=words):
+        open_source(tmp_path, growing=True, options=options)
+
+
+def test_gzip_is_unpacked_once(tmp_path, monkeypatch):
+    """A block that ends inside a line does not begin the file again."""
+    path = tmp_path / "rows.csv.gz"
+    path.write_bytes(gzip.compress(b"a\n" + b"12345\n" * 500_000))
+    rewinds = []
+    monkeypatch.setattr("gzip._GzipReader._rewind", lambda self: rewinds.append(self._pos))
+    batches = read_all(open_source(path, options={"max_row_bytes": MIB}))
+    assert sum(batch.table.num_rows for batch in batches) == 500_000
+    assert len(batches) > 2
+    assert rewinds == []
 
 
 CSV_PIECES = [b"a", b",", b",", b'"', b"\n", b"\n", b"\r", b"\xff", "é".encode()]

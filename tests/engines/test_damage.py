@@ -70,6 +70,7 @@ def test_a_damaged_snapshot_falls_back_one_generation(tmp_path, expected, what, 
     assert after.published == expected
 
 
+@pytest.mark.filterwarnings("default::dpstream.engines.embedded.snapshots.DamagedSnapshot")
 def test_a_snapshot_is_damaged_again_and_again(tmp_path, expected):
     """After each damage the run makes new snapshots that can be damaged in turn."""
     write(tmp_path, table())
@@ -95,6 +96,7 @@ def test_without_any_snapshot_all_is_replayed(tmp_path, expected):
     assert after.published == expected
 
 
+@pytest.mark.filterwarnings("default::dpstream.engines.embedded.snapshots.DamagedSnapshot")
 def test_a_final_window_cannot_be_replayed(tmp_path):
     """Its key was erased: the error says so, and what is published stays as it is."""
     write(tmp_path, table())

@@ -1,5 +1,7 @@
 """Erase one unit from a run that has stopped."""
 
+import json
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -176,3 +178,70 @@ def _places(run, state):
         for period in periods
         for one in groups
     ]
+
+
+LETTERS = [
+    ("a row of the unit", {"user": HEAVY, "key": "k1", "ts": "no time"}, True),
+    ("another unit's, which names it", {"user": "u1", "key": HEAVY, "ts": "no time"}, False),
+    ("no unit at all", {"user": None, "key": HEAVY, "ts": 1}, False),
+    ("a row that was cut", f'{{"user": "{HEAVY}", "key": "aaaa', True),
+    ("a line that is no row", f"1,{HEAVY},k,,,", True),
+    ("said twice", f'{{"user": "{HEAVY}", "user": "u1"}}', True),
+    ("another text that begins alike", f"1,{HEAVY}s,k,,,", None),
+    ("nothing to read", "\u0000,,,", None),
+]
+
+
+def test_the_units_dead_letters_go_too(tmp_path):
+    """Those that tell their unit by value, others by its text; what tells nothing is counted."""
+    query, table = query_of(), clicks(late_rows=True)
+    state = started(tmp_path, query, table)
+    rows = [row if isinstance(row, str) else json.dumps(row) for _, row, _ in LETTERS]
+    lines = [json.dumps({"where": "w", "reason": "r", "row": row}) + "\n" for row in rows]
+    folder = state / "dead-letters"
+    folder.mkdir(exist_ok=True)
+    (folder / "mixed.jsonl").write_text("".join(lines))
+    (folder / "all.jsonl").write_text(lines[0])
+    (folder / "none.jsonl").write_text(lines[1])
+    before = (folder / "none.jsonl").stat()
+    with (folder / "mixed.jsonl").open("rb") as old:
+        run = dps.run(query, source=table, sink=str(tmp_path / "out"), state=state)
+        assert run.erase_unit(HEAVY) >= 5
+        assert not old.read().strip(b"\0"), "the old file is overwritten"
+
+    left = (folder / "mixed.jsonl").read_text()
+    assert left == "".join(
+        line for line, (*_, theirs) in zip(lines, LETTERS, strict=True) if not theirs
+    )
+    assert not (folder / "all.jsonl").exists()
+    assert (folder / "none.jsonl").stat().st_ino == before.st_ino
+    assert (run.operator.letters_erased, run.operator.letters_unclear) == (5, 2)
+    assert dps.run(query, source=table, sink=str(tmp_path / "out"), state=state).finish()
+
+
+@pytest.mark.parametrize("spelled", [5, "5", " 5.0"])
+def test_dead_letters_of_a_number_however_it_is_written(tmp_path, spelled):
+    """By value, as the rows that are used: a query through a mechanism has letters, too."""
+    table = clicks(late_rows=False)
+    table = table.set_column(0, "user", pa.array(range(len(table))))
+    query = dps.SeriesQuery(
+        mechanism=dps.mechanisms.Sample(epsilon=1, window=3),
+        privacy_unit_column="user",
+        time_column="ts",
+        time_unit="s",
+        start="1970-01-01",
+        end="1970-01-02",
+        window=dps.Tumble("6 hours"),
+    )
+    facts = {"source": table, "sink": str(tmp_path / "out"), "state": tmp_path / "state"}
+    dps.run(query, **facts).finish()
+    cells = [5, 5.0, "5", "5e0", 50, "a5"]
+    letters = tmp_path / "state" / "dead-letters" / "x.jsonl"
+    letters.parent.mkdir()
+    rows = [json.dumps({"row": json.dumps({"user": cell})}) + "\n" for cell in cells]
+    letters.write_text("".join(rows))
+    run = dps.run(query, **facts)
+
+    assert run.erase_unit(spelled) == 0
+    assert letters.read_text() == "".join(rows[4:])
+    assert (run.operator.letters_erased, run.operator.letters_unclear) == (4, 0)

@@ -430,3 +430,4 @@ def test_a_file_that_ends_its_reader_is_set_aside(tmp_path, monkeypatch):
             trial.try_parquet(tmp_path / "a.parquet", COLUMNS)
 
     trial.try_parquet(tmp_path / "b.parquet", COLUMNS)
+    trial._end_trials()

@@ -4,14 +4,17 @@ from collections import Counter
 from itertools import groupby
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from dpstream.group_by.bounding import FIRST, KEPT, UnitBucket
+from dpstream.group_by.bounding import FIRST, KEPT, StepRows, UnitBucket
 from dpstream.group_by.hash_tables import SLICE, split
 from dpstream.query.query import Bounds
+from dpstream.rows.row_batch import Rows, in_order
+from dpstream.rows.row_ids import multiset_digest
 
 UNITS, GROUPS = 6, 5
 WORDS = np.random.default_rng(0)
@@ -150,3 +153,59 @@ def test_counters_say_what_was_kept():
         bucket.keep(step, 0, batch, np.arange(3), np.zeros(3, np.uint8), by_value=True)
     table = bucket.periods[0]
     assert table.numbers[: table.used].tolist() == [[4, 2], [2, 2]]
+
+
+def test_a_unit_with_one_row_in_all_takes_no_place_of_its_group():
+    """Its counter says all that is asked for: the table of units in groups stays empty."""
+    bucket = UnitBucket(bounds=Bounds(rows=1, groups=1, rows_per_group=1))
+    units, groups = UNIT_IDS[:100, 0], GROUP_IDS[:100]
+    for step in range(2):
+        keep_mask = np.zeros(100, np.uint8)
+        batch, places = (units, groups, GROUP_IDS[:100]), np.arange(100)
+        bucket.keep(0, 0, batch, places, keep_mask, by_value=False)
+        assert (keep_mask == (KEPT | FIRST if step == 0 else 0)).all()
+
+    assert bucket.periods[0].used == 100
+    assert not bucket.windows
+
+
+def batch_of(rows, places):
+    """Rows as the engine has them, by window and period; the value of each is its place."""
+    found = [rows[at] for at in places]
+    return in_order(
+        Rows(
+            units=UNIT_IDS[[r[3] for r in found], [r[2] for r in found]],
+            groups=GROUP_IDS[[r[4] for r in found]],
+            digests=np.array([[order_of(r), 1] for r in found], np.uint64),
+            windows=np.array([r[1] for r in found]),
+            periods=np.array([r[2] for r in found]),
+            steps=np.zeros(len(found), np.int64),
+            values=np.array(places)[:, None],
+            keys=pa.table({"page": [str(r[4]) for r in found]}),
+        )
+    )
+
+
+@given(st.lists(row, min_size=1, max_size=80), limits, st.integers(1, 20))
+@examples(max_examples=250)
+def test_a_flood_of_rows_is_thinned_out_and_the_same_rows_are_kept(rows, limit, flood):
+    """Memory goes with units and groups; the digest of the step is that of all rows."""
+    rows = [(0, *one[1:]) for one in rows]
+    bounds = Bounds(rows=limit[0], groups=limit[1], rows_per_group=limit[2])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dpstream.group_by.bounding.FLOOD", flood)
+        held = StepRows(bounds.rows_per_group)
+        for start in range(0, len(rows), 5):
+            batch = batch_of(rows, range(start, min(start + 5, len(rows))))
+            held.add([(batch, first, end) for *_, first, end in batch.runs])
+            pairs = len({one[1:5] for one in rows})
+            most = max(flood, 2 * pairs * bounds.rows_per_group)
+            assert sum(end - first for _, first, end in held) <= most
+    left = [rows[at] for part, first, end in held for at in part.values[first:end, 0].tolist()]
+
+    assert slow(left, bounds) == slow(rows, bounds)
+    assert held.digest() == multiset_digest(batch_of(rows, range(len(rows))).digests)
+    for part, first, end in held:
+        assert {rows[at][1:3] for at in part.values[first:end, 0].tolist()} == {
+            (int(part.windows[first]), int(part.periods[first]))
+        }

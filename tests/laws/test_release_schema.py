@@ -98,7 +98,7 @@ def test_most_queries_of_the_suite_are_run():
     assert len(list(runnable())) >= 15
 
 
-@pytest.mark.parametrize("query", runnable())
+@pytest.mark.parametrize("query", list(runnable()))
 def test_sql_says_the_schema_of_its_releases(query):
     """Every expression of keys and of noisy columns has its type before a row is read."""
     run = dps.run(query, source=some_rows(query), secret=SECRET, options=FIXED)

@@ -5,11 +5,16 @@
 
 import json
 import shutil
+from contextlib import closing
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 from dpstream.errors import StateError
+from dpstream.privacy.ledger import ledger as ledgers
+from dpstream.privacy.ledger.ledger import Ledger
+from dpstream.privacy.state import journal
 from tests.stored.cases import CASES, run
 
 HERE = Path(__file__).resolve().parent
@@ -56,6 +61,27 @@ def test_a_later_version_goes_on(version, name, tmp_path, monkeypatch):
         adopt(case)
 
     assert case.go_on().digests() == known[name]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("name", CASES)
+def test_a_stored_ledger_may_be_compacted(version, name, tmp_path, monkeypatch):
+    """What is stored goes on as before; `state adopt` knows the file by what it has replaced."""
+    case = CASES[name]
+    take(version, name, tmp_path / "moved")
+    monkeypatch.chdir(tmp_path / "moved")
+    if case.state is not None:
+        adopt(case)
+    monkeypatch.setattr(journal, "LARGE", 0)
+    monkeypatch.setattr(ledgers, "_WORTHWHILE", 1)
+    monkeypatch.setattr(ledgers, "_VERBATIM", timedelta(0))
+    (path,) = [path for path in Path().rglob("*") if path.name in ("ledger", "book")]
+    with closing(Ledger(path)) as ledger:
+        ledger.compact()
+    assert b'"format":2' in path.read_bytes().splitlines()[0]
+    published, known = case.go_on().digests(), digests(version)[name]
+
+    assert published | {"ledger": ""} == known | {"ledger": ""}  # it has fewer entries
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -364,6 +364,8 @@ def _entry(record: dict[str, Any]) -> tuple[str, str, str, str, str]:
         return at, record["book"], f"opened: {_opening(Terms.from_json(record['terms']))}", "", ""
     if "repaired" in record:
         return at, "", f"taken as it is: {record['repaired']}", "", ""
+    if "compacted" in record:
+        return at, "", f"what is from before {_clock(record['compacted'])} was folded", "", ""
     dataset = record["dataset"]
     if "fingerprint" in record:
         return at, dataset, f"run {record['run'][:8]} started", "", ""

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,12 +22,19 @@ from dpstream.cli.watch import (
 )
 from dpstream.connectors.server_base import is_uri
 from dpstream.engines.embedded.process_memory import keep_freed_memory
-from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.state.durable_files import make_directory
 from dpstream.query.windows import instant
 from dpstream.session import Runs
 from dpstream.session.pipeline import Pipeline, load_pipeline
 from dpstream.session.start_pipeline import open_book, refuse_lost_secret, start, with_engine
+
+_KEPT = (
+    "what was published, and the exact sums behind it, which leave with noise only",
+    "what was charged to the ledger, with digests of what was read",
+    "a keyed hash of the unit, marked as full, until its period is over: it lets nothing more in",
+    "backups, and rows that the source still has: erase them there, or bad ones come again",
+)
+"""What an erasure leaves."""
 
 
 def run(
@@ -63,7 +68,7 @@ def run(
     existed = pipeline.secret.exists()
     make_directory(pipeline.state, mode=0o700)
     stopper = Stopper()
-    with _open_ledgers(pipeline) as ledgers:
+    with pipeline.open_ledgers() as ledgers:
         keep_freed_memory()
         runs = start(pipeline, ledgers, clock=stopper)
         before = []
@@ -88,28 +93,33 @@ def run(
     _finish(pipeline, runs, stopper, new)
 
 
-@contextmanager
-def _open_ledgers(pipeline: Pipeline) -> Iterator[dict[Path, Ledger]]:
-    """The ledgers of a pipeline, by path; they are closed at the end."""
-    with ExitStack() as stack:
-        paths = {book.ledger for book in pipeline.books}
-        yield {path: stack.enter_context(closing(Ledger(path))) for path in paths}
-
-
 def _erase_unit(pipeline: Pipeline, unit: str) -> None:
     """Erase a unit from every query that has state, and say in how many groups it was."""
     refuse_lost_secret(pipeline.secret, list(pipeline.folders.values()))
-    with _open_ledgers(pipeline) as ledgers:
+    with pipeline.open_ledgers() as ledgers:
         runs = start(pipeline, ledgers, clock=Stopper())
         places = {name: one.erase_unit(unit) for name, one in runs.runs.items()}
+    counts = {name: one.operator for name, one in runs.runs.items()}
     if wants_json():
-        print(json.dumps({"erased": unit, "groups": places, "operator_only": True}))
+        letters = {
+            name: {"erased": seen.letters_erased, "unclear": seen.letters_unclear}
+            for name, seen in counts.items()
+        }
+        facts = {"erased": unit, "groups": places, "dead_letters": letters, "kept": _KEPT}
+        print(json.dumps(facts | {"operator_only": True}))
         return
     for name, count in places.items():
+        seen = counts[name]
         print(
-            f"{name}: erased from {count} groups (for the operator only: an exact count); nothing "
-            "more of this unit is kept"
+            f"{name}: erased from {count} groups and from {seen.letters_erased} dead letters (for "
+            "the operator only: exact counts); nothing more of this unit is counted"
         )
+        if seen.letters_unclear:
+            print(
+                f"{name}: {seen.letters_unclear} dead letters do not tell whose they are, and "
+                f"stay: look through {pipeline.folders[name] / 'dead-letters'}"
+            )
+    print(f"kept: {'; '.join(_KEPT)}")
 
 
 def _publish(pipeline: Pipeline, runs: Runs, stopper: Stopper, *, once: bool) -> int:

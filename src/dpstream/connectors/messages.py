@@ -7,6 +7,7 @@ in the types they declare. Messages are parsed together where none can reach int
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +16,7 @@ from itertools import pairwise
 import numpy as np
 import pyarrow as pa
 
+from dpstream.connectors.arrow_size import check_decoded_size, check_text_size
 from dpstream.connectors.files.csv import CsvParser
 from dpstream.connectors.files.jsonl import JsonlParser
 from dpstream.connectors.files.text import SHOWN, Parsed, empty_strings
@@ -27,6 +29,9 @@ from dpstream.rows.parse import whole_column
 
 FORMATS = ("json", "csv", "arrow")
 MAX_BYTES = 16 << 20
+MAX_UNPACKED = 128 << 20
+"""Bytes that an Arrow message may take when it is decompressed, and told apart into cells."""
+_ARROW_FILE = b"ARROW1\0\0"
 _NO_LINES = bytes.maketrans(b"\r\n", b"\t\t")
 
 
@@ -57,10 +62,11 @@ A format is a function that parses messages together; InvalidInput if none of th
 
 
 def decoder_from(options: ServerOptions) -> Decoder:
-    """The decoder that the options `format`, `header` and `max_message_bytes` ask for."""
+    """The decoder that a server's options about messages ask for."""
     kind, header = options.choice("format", FORMATS, "json"), options.text("header")
     decoder = Decoder(kind, header=None if header is None else header.split(","))
     decoder.max_bytes = int(options.number("max_message_bytes", MAX_BYTES, least=1))
+    decoder.max_unpacked = int(options.number("max_unpacked_bytes", MAX_UNPACKED, least=1))
     return decoder
 
 
@@ -81,11 +87,12 @@ class Decoder:
             raise InvalidParameter(
                 f"header names the columns of CSV messages; the format is {kind}"
             )
-        self._kind, self._header, self.max_bytes = kind, header, MAX_BYTES
+        self._kind, self._header = kind, header
+        self.max_bytes, self.max_unpacked = MAX_BYTES, MAX_UNPACKED
         formats: dict[str, Callable[[Sequence[bytes], Columns], ParsedRun]] = {
             "json": _parse_json,
             "csv": partial(_parse_csv, header),
-            "arrow": _parse_arrow,
+            "arrow": lambda some, columns: _parse_arrow(some, columns, self.max_unpacked),
         }
         self._parse = formats[kind]
 
@@ -168,21 +175,25 @@ def _one_row_a_message(parsed: Parsed, lines: Sequence[bytes]) -> ParsedRun:
     return parsed.table, origin, list(zip(wrong.tolist(), reasons, strict=True))
 
 
-def _parse_arrow(payloads: Sequence[bytes], columns: Columns) -> ParsedRun:
-    """An Arrow stream or file, with any number of rows."""
-    payload = payloads[0]
+def _parse_arrow(payloads: Sequence[bytes], columns: Columns, most: int) -> ParsedRun:
+    """An Arrow stream or file, with any number of rows that take at most so many bytes."""
+    # a file is a stream too, behind eight bytes; what its end says might name one batch many times
+    payload = payloads[0].removeprefix(_ARROW_FILE)
     try:
-        is_file = payload.startswith(b"ARROW1")
-        reader = pa.ipc.open_file(payload) if is_file else pa.ipc.open_stream(payload)
+        reader = pa.ipc.open_stream(payload)
+        check_decoded_size(payload, len(columns or reader.schema.names), most)
         table = reader.read_all()
         table.validate(full=True)
-    except (pa.ArrowException, OSError, ValueError, EOFError) as problem:
+    except InvalidInput:
+        raise
+    except (pa.ArrowException, OSError, ValueError, EOFError, struct.error) as problem:
         reason = str(problem).partition("\n")[0]
         raise InvalidInput(f"it is no Arrow stream: {reason}") from None
     names = table.column_names
     wanted = select_columns("it", names, columns)
     if len(set(names)) < len(names):
         raise InvalidInput(f"its column names must differ; got {', '.join(names)}")
+    check_text_size([table[name] for name in wanted], most)
     texts = {name: _as_text(name, table[name]) for name in wanted}
     return pa.table(texts), np.zeros(len(table), np.int64), []
 

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import sys
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from queue import Empty, Queue
 from threading import Event, Thread
@@ -19,7 +22,15 @@ import pyarrow as pa
 from dpstream.connectors.encode import jsonl, with_numbers
 from dpstream.connectors.files.csv import CsvParser
 from dpstream.connectors.files.jsonl import JsonlParser
-from dpstream.connectors.files.text import BLOCK, LONGEST_LINE, Parser, empty_strings, rejected_rows
+from dpstream.connectors.files.text import (
+    BLOCK,
+    LIMITS,
+    Parser,
+    SizeLimits,
+    UnreadableRange,
+    empty_strings,
+    rejected_rows,
+)
 from dpstream.connectors.storage import open_folder
 from dpstream.errors import InvalidInput, StateError
 from dpstream.privacy.state.durable_files import writing
@@ -28,6 +39,7 @@ from dpstream.records import Batch, Columns, Position
 NAME = "stdin"
 _READ_BYTES = 1 << 16
 _READ_AHEAD = 256  # reads that the thread is ahead of its reader
+_LOOK = 0.05  # seconds between two looks at whether the thread has ended
 
 
 class StandardInput:
@@ -40,18 +52,21 @@ class StandardInput:
     bounded = False
     replayable = False
 
-    def __init__(self, descriptor: int = 0) -> None:
+    def __init__(self, descriptor: int = 0, *, limits: SizeLimits = LIMITS) -> None:
         self.ended = False
-        self._descriptor = descriptor
+        self._descriptor, self._limits = descriptor, limits
         self._queue: Queue[bytes | OSError] = Queue(maxsize=_READ_AHEAD)
         self._closed = Event()
         self._parser: Parser | None = None
         self._rest = b""  # read, but no whole line yet
+        self._dropped = 0  # bytes before it of a line that is too long
         self._at = 0
         self._line = 1
         self._final = False
-        # a daemon: a read that waits for a silent pipe must not keep the process alive
-        Thread(target=self._read_ahead, name="dpstream-stdin", daemon=True).start()
+        self._wake = os.pipe()  # closing it ends a wait for a silent pipe
+        # a daemon: who forgets to close it must be able to leave all the same
+        self._thread = Thread(target=self._read_ahead, name="dpstream-stdin", daemon=True)
+        self._thread.start()
 
     def partitions(self) -> list[str]:
         """The input itself."""
@@ -69,18 +84,29 @@ class StandardInput:
                 f"standard input was read up to byte {self._at} and cannot go on from {position}; "
                 "wrap it in WriteAhead to read it again"
             )
-        batch = self._parse(self._rest + self._take_arrived(BLOCK), columns)
-        if len(self._rest) > LONGEST_LINE:
+        longest = self._limits.max_row_bytes
+        # of what arrives, only the first line may be too long: the others fit into it
+        block = self._rest + self._take_arrived(min(BLOCK, longest - _READ_BYTES))
+        ends = self._parser.line_ends if self._parser is not None else b"\n"
+        if len(block) < longest or any(block.find(end, 0, longest) >= 0 for end in ends):
+            return self._parse(block, columns)
+        if self._parser is None:
             raise InvalidInput(
-                f"standard input, byte {self._at}: no line ends within {LONGEST_LINE >> 20} MiB"
+                f"standard input, line 1: no line ends within {longest} bytes (max_row_bytes)"
             )
-        return batch
+        return self._drop_line(block, ends, columns)
 
     def close(self) -> None:
-        """Stop reading ahead; a thread that waits for the pipe ends with its next byte."""
+        """Stop reading ahead: what a thread holds at the exit of the process is never freed."""
+        if self._closed.is_set():
+            return
         self._closed.set()
-        while not self._queue.empty():
-            self._queue.get_nowait()
+        os.close(self._wake[1])
+        while self._thread.is_alive():
+            with suppress(Empty):
+                self._queue.get_nowait()  # it may wait for room
+            self._thread.join(_LOOK)
+        os.close(self._wake[0])
 
     def _parse(self, block: bytes, columns: Columns) -> Batch:
         used, table, rejected = 0, empty_strings(columns), []
@@ -104,6 +130,23 @@ class StandardInput:
         done = self._final or self._queue.empty()
         return Batch(table=table, position=self._at or None, done=done, rejected=rejected)
 
+    def _drop_line(self, block: bytes, ends: bytes, columns: Columns) -> Batch:
+        """Drop a line that is too long as it comes, but for its beginning; reject it at its end."""
+        longest = self._limits.max_row_bytes
+        found = [at for end in ends if (at := block.find(end, longest)) >= 0]
+        if not found and not self._final:
+            self._dropped += len(block) - longest
+            self._rest = block[:longest]
+            done = self._queue.empty()
+            return Batch(table=empty_strings(columns), position=self._at or None, done=done)
+        stop = min(found, default=len(block) - 1) + 1
+        reason = self._limits.too_long(self._dropped + stop)
+        bad = [UnreadableRange(start=0, stop=stop, reason=reason)]
+        rejected = rejected_rows(NAME, block, bad, self._line)
+        self._at, self._line, self._dropped = self._at + self._dropped + stop, self._line + 1, 0
+        batch = self._parse(block[stop:], columns)
+        return replace(batch, rejected=[*rejected, *batch.rejected])
+
     def _take_arrived(self, most: int) -> bytes:
         """What the thread has read, up to about `most` bytes."""
         reads: list[bytes] = []
@@ -121,7 +164,15 @@ class StandardInput:
     def _read_ahead(self) -> None:
         """Hand on what comes; an empty read is the end."""
         content: bytes | OSError = b" "
-        while content and not self._closed.is_set():
+        waiting = select.poll()
+        for descriptor in (self._descriptor, self._wake[0]):
+            waiting.register(descriptor, select.POLLIN)
+        while content:
+            ready = [descriptor for descriptor, _ in waiting.poll()]
+            if self._closed.is_set():
+                return
+            if self._descriptor not in ready:
+                continue
             try:
                 # not sys.stdin.buffer: its lock, held while waiting, would break the exit
                 content = os.read(self._descriptor, _READ_BYTES)

@@ -22,6 +22,7 @@ from dpstream.connectors.delta import DeltaSink
 from dpstream.connectors.encode import ENCODERS
 from dpstream.connectors.files.sink import DirectorySink
 from dpstream.connectors.files.source import SUFFIXES, Files, GrowingDirectory, suffix
+from dpstream.connectors.files.text import SizeLimits
 from dpstream.connectors.memory import table_source
 from dpstream.connectors.pipes import StandardInput, StdoutSink
 from dpstream.connectors.server_base import ServerOptions, is_uri
@@ -117,29 +118,29 @@ def open_source(
 
     A directory stands for its files of one format, sorted by name, as they are now; `growing`,
     also for the files that are moved into it later. "-" is standard input. A URI such as
-    "kafka://127.0.0.1:9092/clicks" names a server; it may have further `options`. `on_damage`: a
-    file that cannot be used is quarantined ("quarantine"), or stops the run ("stop").
+    "kafka://127.0.0.1:9092/clicks" names a server. `options`: further ones of a server, or limits
+    of sizes for files and standard input (`SizeLimits`). `on_damage`: a file that cannot be used is
+    quarantined ("quarantine"), or stops the run ("stop").
     """
     if is_uri(spec):
         source: Source = open_uri("source", spec, options)
         return source
-    if options:
-        raise InvalidParameter(f"only a server's URI has options; got {spec!r:.200}")
-    if isinstance(spec, Source):
-        return spec
-    table = table_source(spec)
-    if table is not None:
-        return table
+    opened = spec if isinstance(spec, Source) else table_source(spec)
+    if opened is not None and options:
+        raise InvalidParameter(f"a table, or a source that is open, has no options; got {options}")
+    if opened is not None:
+        return opened
+    limits = SizeLimits.of(options)
     if isinstance(spec, str) and spec == "-":
-        return StandardInput()
+        return StandardInput(limits=limits)
     if isinstance(spec, str | os.PathLike):
         if growing and Path(spec).is_dir():
-            return GrowingDirectory(Path(spec), on_damage=on_damage)
-        return Files(_expand(spec), on_damage=on_damage)
+            return GrowingDirectory(Path(spec), on_damage=on_damage, limits=limits)
+        return Files(_expand(spec), on_damage=on_damage, limits=limits)
     several = isinstance(spec, Sequence) and len(spec) > 0
     if several and all(isinstance(path, str | os.PathLike) for path in spec):
         paths = [path for each in spec for path in _expand(each)]
-        return Files(paths, on_damage=on_damage)
+        return Files(paths, on_damage=on_damage, limits=limits)
     raise InvalidParameter(
         "a source must be a path, a glob, a directory, a list of them, '-', a URI or a table; got "
         f"{spec!r:.200}"

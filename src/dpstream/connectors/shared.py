@@ -6,7 +6,7 @@ Live sources are shared by `engines.embedded.arrivals` instead, which goes by th
 from __future__ import annotations
 
 import json
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -27,14 +27,16 @@ from dpstream.records import (
     Source,
     fence,
 )
+from dpstream.rows.row_reader import ParsedColumns
 
 
 class SharedSource:
     """A bounded source that several queries read side by side, each at its own pace.
 
-    `wanted`: the columns of each query. A chunk is read once with all of them and kept while there
-    is room; other projections (a look at the time column) are read as they are asked for. The
-    source is closed when each query has closed it. Of the source's abilities it has
+    `wanted`: the columns of each query. A chunk is read once with all of them and kept until each
+    has it, or while there is room; what one query parses of it, ids of units and groups above all,
+    the others share. Other projections (a look at the time column) are read as they are asked for.
+    The source is closed when each query has closed it. Of the source's abilities it has
     `chunk_ranges`, `check` and `inferred`.
     """
 
@@ -50,6 +52,7 @@ class SharedSource:
         self._chunks: OrderedDict[tuple[str, str], Batch] = OrderedDict()
         self._apart: set[str] = set()  # partitions of which not all wanted columns can be read
         self.quarantines = isinstance(source, CheckedSource) and source.quarantines
+        self._taken = Counter[tuple[str, str]]()  # by how many queries
         self._lock = RLock()
         self._open = len(wanted)
 
@@ -101,6 +104,7 @@ class SharedSource:
             self._open -= 1
             if self._open == 0:
                 self._chunks.clear()
+                self._taken.clear()
                 self._source.close()
 
     def _chunk(self, partition: str, position: Position, until: Position) -> Batch:
@@ -108,16 +112,26 @@ class SharedSource:
         place = (partition, json.dumps([position, until]))
         if place in self._chunks:
             self._chunks.move_to_end(place)
-            return self._chunks[place]
-        batch = self._source.read(partition, position, columns=self._all, until=until)
-        if batch.position == position and not batch.done:
-            return batch  # nothing yet
-        self._chunks[place] = batch
-        self._bytes += int(batch.table.nbytes)
+        else:
+            batch = self._source.read(partition, position, columns=self._all, until=until)
+            if batch.position == position and not batch.done:
+                return batch  # nothing yet
+            if len(self._wanted) > 1:
+                batch = replace(batch, parsed=ParsedColumns())
+            self._chunks[place] = batch
+            self._bytes += int(batch.table.nbytes)
+        batch = self._chunks[place]
+        self._taken[place] += 1
+        if self._taken[place] == len(self._wanted):
+            self._drop(place)
         while self._bytes > self._memory and len(self._chunks) > 1:
-            _, evicted = self._chunks.popitem(last=False)
-            self._bytes -= int(evicted.table.nbytes)
+            self._drop(next(iter(self._chunks)))
         return batch
+
+    def _drop(self, place: tuple[str, str]) -> None:
+        """Keep a chunk no longer: every query has it, or there is no room."""
+        self._bytes -= int(self._chunks.pop(place).table.nbytes)
+        del self._taken[place]
 
 
 class SharedSink:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from dpstream.query.column_types import Types
 from dpstream.records import Batch, CheckedSource, Columns, Position, Rejected, Source
@@ -17,6 +18,12 @@ class OperatorCounts:
 
     keep_rejected: Callable[[str, list[Rejected]], None] | None = None
     """Keeps rows that cannot be used, by their chunk's name; the same rows may come again."""
+    erase_rejected: Callable[[Callable[[list[str]], Any]], tuple[int, int]] | None = None
+    """Erases those that are selected by their texts; see `connectors.storage.DeadLetters.erase`."""
+    letters_erased: int = 0
+    """Dead letters of a unit that was erased."""
+    letters_unclear: int = 0
+    """Dead letters that do not tell whose they are, and stay."""
     read: int = 0
     rejected_rows: int = 0
     outside: int = 0
@@ -110,6 +117,7 @@ class ChunkReader:
         `arrived`: the step at which it came; None: the rows' times tell.
         """
         where = batch.where or (partition if position is None else f"{partition} from {position}")
+        parsed = batch.parsed if parsed is None else parsed
         rows, unused = self.reader.read(batch.table, where, arrived=arrived, parsed=parsed)
         self.operator.count(len(batch.table) + len(batch.rejected), unused)
         return rows, [*batch.rejected, *unused.rejected]

@@ -18,6 +18,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from inspect import GEN_RUNNING, getgeneratorstate
 from pathlib import Path
 from threading import Event
@@ -61,7 +62,7 @@ from dpstream.query.noise_plan import NoisePlan, plan_query
 from dpstream.query.query import Query
 from dpstream.query.series_query import SeriesQuery
 from dpstream.records import Sink, Source, fence
-from dpstream.rows.row_reader import RowReader
+from dpstream.rows.row_reader import RowReader, rows_of_unit
 
 AnyQuery = Query | SeriesQuery
 
@@ -81,8 +82,17 @@ class EngineOptions:
     buffer: int = BUFFER
     """Bytes of a live source's rows that are held for queries that lag; beyond, they are read from
     the source again (or, where that cannot be and there is no state directory, reading waits)."""
+    overdue_at_once: int = 1000
+    """Overdue triggers of a live run (after a stop, or a clock that went ahead) that are published
+    one after another; then it pauses for a second."""
     run_id: bytes | None = None
     """For tests alone: runs that share it and their secret share their noise."""
+
+    def __post_init__(self) -> None:
+        if self.overdue_at_once < 1:
+            raise InvalidParameter(
+                f"overdue_at_once must be at least 1; got {self.overdue_at_once!r}"
+            )
 
 
 @dataclass(kw_only=True, repr=False, eq=False)
@@ -195,9 +205,20 @@ class Run(ABC):
         """Instead of running: erase one unit from the state directory of a run that has stopped.
 
         Nothing more of this unit is kept (within the periods that are still open): a unit that
-        began anew could contribute twice what the promise allows. What was published stays.
-        Returns in how many groups the unit was: an exact number, for the operator alone.
+        began anew could contribute twice what the promise allows. Its dead letters go, too; how
+        many, and how many do not tell whose they are, is in `operator`. What was published and
+        charged stays; sources, sinks and backups are left alone. Returns in how many groups the
+        unit was: an exact number, for the operator alone.
         """
+
+    def _erase_letters(self, unit: Any, kind: pa.DataType) -> None:
+        """Erase a unit's rows among those that could not be used; `kind`: of its column."""
+        if self.operator.erase_rejected is not None:
+            name = self.query.privacy_unit_column
+            select = partial(rows_of_unit, unit=unit, kind=kind, name=name)
+            erased, unclear = self.operator.erase_rejected(select)
+            self.operator.letters_erased += erased
+            self.operator.letters_unclear = unclear
 
     @property
     @abstractmethod

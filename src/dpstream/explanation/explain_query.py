@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from dpstream.explanation.plan_facts import Explanation, Stage
+from dpstream.group_by.hash_tables import LARGE_TABLE, row_bytes
 from dpstream.group_by.release_table import release_schema, series_schema
 from dpstream.mechanisms import name_of
 from dpstream.mechanisms.runner import Runner
@@ -20,10 +21,9 @@ from dpstream.query.series_query import SeriesQuery
 from dpstream.query.windows import Tumble, in_words, iso
 from dpstream.rows.column_values import types_before_rows
 
-_UNIT_BYTES = (46, 59)  # state and index of a unit
-_PAIR_BYTES = (37, 45)  # of a (unit, group), index included: one row per group, several
-_GROUP_BYTES, _NOISE_BYTES = 16, 40
-_SEEN_BYTES = 16  # of a unit in an open window of a series
+_QUERY_BYTES = 2 << 20  # threads, buffers and small objects of a query that runs
+_ID, _WORD = 16, 8  # bytes
+_SEEN_BYTES = _ID  # of a unit in an open window of a series
 _LOOKED_AT = 48  # windows; cumulating ones differ in how often they are published
 _TRIED = 400  # steps of a made-up stream that tell a mechanism's noise
 _NOISY = ("latch", "select", "perturb", "mechanism", "finish")  # stages
@@ -66,7 +66,7 @@ def _explain_group_by(plan: NoisePlan) -> Explanation:
         measures=_measures(plan),
         columns=[*_columns(plan, releases), *_computed_columns(query.finish)],
         keys=_keys(query, window.thresholds, window.pre_threshold),
-        memory=_memory(query),
+        memory=_memory(query, window.process.width),
         schema=_schema(release_schema(plan, types_before_rows(query)), query),
         not_protected=_not_protected(query),
     )
@@ -372,24 +372,35 @@ def _budget(plan: NoisePlan) -> dict[str, Any]:
     }
 
 
-def _memory(query: Query) -> dict[str, Any]:
-    low, high = _UNIT_BYTES
-    pair = _PAIR_BYTES[0 if query.one_row else 1]
-    measures = len(query.measures)
-    group = 2 * _GROUP_BYTES + 8 * measures
-    shown = group + _NOISE_BYTES * measures
-    million = high + pair * query.bounds.groups  # bytes each, so megabytes for a million
+def _memory(query: Query, width: int) -> dict[str, Any]:
+    """From the layout of the tables (`group_by`); `width`: numbers of a measure's noise."""
+    measures, bounds = len(query.measures), query.bounds
+    unit, least, most = row_bytes(2)
+    tables = 1 + (bounds.rows > 1) + bool(query.totals) + query.rounds_of_units
+    if query.totals:  # rows offered
+        unit, least, most = (a + b for a, b in zip((unit, least, most), row_bytes(1), strict=True))
+    pair = row_bytes(bounds.rows_per_group > 1)[0] if bounds.rows > 1 else 0
+    if query.rounds_of_units:
+        pair += row_bytes(1)[0]
+    group = row_bytes(measures + query.in_rounds)[0]
+    noise = _ID + _WORD * width
+    shown = group + measures * noise + 4 * _WORD + _WORD * measures * (query.min_change is not None)
+    fixed = _QUERY_BYTES + tables * LARGE_TABLE // 2
+    million = unit + pair * bounds.groups  # bytes each, so megabytes for a million
     lasts = "for ever" if query.privacy_unit_period == "forever" else "until its period is final"
+    pairs = f"{pair:.0f} per (unit, group), " if pair else ""
     words = (
-        f"about {low} to {high} bytes per unit and {pair} per (unit, group), kept {lasts}; "
-        f"a million units that use all their groups: {million} MB; {group} bytes per "
-        f"group, {shown} and the key itself once it is shown, until its window is final"
+        f"about {fixed / 1e6:.1f} MB for the query, {unit:.0f} bytes per unit, kept {lasts}, and "
+        f"until its window is final {pairs}{group:.0f} per group, {shown:.0f} and twice the key "
+        f"itself once it is shown; a million units that use all their groups: {million:.0f} MB; "
+        "rows that wait for their trigger come on top, about 80 bytes each"
     )
     return {
-        "bytes_per_unit": [low, high],
-        "bytes_per_unit_and_group": pair,
-        "bytes_per_group": group,
-        "bytes_per_shown_group": shown,
+        "bytes_per_query": fixed,
+        "bytes_per_unit": [round(least), round(most)],
+        "bytes_per_unit_and_group": round(pair),
+        "bytes_per_group": round(group),
+        "bytes_per_shown_group": round(shown),
         "words": words,
     }
 

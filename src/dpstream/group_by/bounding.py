@@ -7,7 +7,9 @@ row is kept if it fits all three bounds. So every replay, and every engine, keep
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,8 @@ from dpstream.compiled import compiled
 from dpstream.group_by.hash_tables import FAR, SLICE, Flags, HashTable, prefetch, row_bits
 from dpstream.query.query import Bounds
 from dpstream.records import Integers, Words
+from dpstream.rows.row_batch import Rows, RowSlice, rows_at, rows_by_window
+from dpstream.rows.row_ids import combine, multiset_digest
 
 KEPT, FIRST = 1, 2
 """A row is kept; it is the first of its unit in its group."""
@@ -34,7 +38,10 @@ def unit_table() -> HashTable:
 
 
 def pair_table(bounds: Bounds) -> HashTable:
-    """Units within groups of one window; rows are counted where there may be several."""
+    """Units within groups of one window; rows are counted where there may be several.
+
+    It stays empty where a unit has one row in all.
+    """
     return HashTable(1 if bounds.rows_per_group > 1 else 0)
 
 
@@ -93,7 +100,8 @@ class UnitBucket:
         for start in range(0, len(places), SLICE):
             part = places[start : start + SLICE]
             units.find(batch[0], part, rows)
-            pairs.reserve(len(part))
+            if self.bounds.rows > 1:
+                pairs.reserve(len(part))
             known = _EVERY if most is None else most[start : start + SLICE]
             pair_state = (pairs.words, pairs.index, pairs.touched, pairs.used)
             rows_of = (part, rows, known, batch[0], batch[1], units.words.view(np.int64))
@@ -170,6 +178,10 @@ def _keep_rows(
                 continue
         if counters[row, _ROWS] >= limits[0]:
             continue
+        if limits[0] == 1:  # the only row of its unit: nobody asks for the pair again
+            counters[row, _ROWS], counters[row, _GROUPS] = 1, 1
+            out[place] = KEPT | FIRST
+            continue
         # Ids are pseudo-random, so an exclusive or with the words swapped is an id of the pair.
         first = units[place, 0] ^ groups[place, 1]
         second = units[place, 1] ^ groups[place, 0]
@@ -199,3 +211,53 @@ def _keep_rows(
                     break
             slot = (slot + one) & mask
     return used, left
+
+
+FLOOD = 1 << 22
+"""Rows of a step that are held as they come; beyond, those that cannot be kept are let go."""
+
+
+class StepRows(list[RowSlice]):
+    """The rows of a step; of a flood, only those of each unit and group that may be kept.
+
+    Of the rows of a unit in a group bounding takes those with the smallest hashes, `most` of them,
+    and where it takes one of them not, it takes none that come after it. So the others never count,
+    whatever else the step has, and memory goes with units and groups instead of rows. `let_go` is
+    their digest, which is part of the step's all the same.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.let_go = (0, 0)
+        self._most, self._held, self._enough = most, 0, FLOOD
+
+    def add(self, slices: Sequence[RowSlice]) -> None:
+        """Take more of the step's rows."""
+        if isinstance(slices, StepRows):
+            self.let_go = combine(self.let_go, slices.let_go)
+        self += slices
+        self._held += sum(end - first for _, first, end in slices)
+        if self._held > self._enough:
+            parts = [rows for _, _, rows in rows_by_window(self)]
+            self.clear()
+            self._held = 0
+            while parts:
+                self._thin(parts.pop())
+            self._enough = max(FLOOD, 2 * self._held)
+
+    def digest(self) -> tuple[int, int]:
+        """The digest of all its rows."""
+        held = (multiset_digest(rows.digests[first:end]) for rows, first, end in self)
+        return reduce(combine, held, self.let_go)
+
+    def _thin(self, rows: Rows) -> None:
+        """Hold what may be kept of the rows of one window and period."""
+        pairs = HashTable().rows(rows.units ^ rows.groups[:, ::-1])  # as in `_keep_rows`
+        many = np.flatnonzero(np.bincount(pairs)[pairs] > self._most)
+        many = many[np.lexsort((rows.digests[many, 0], pairs[many]))]
+        places, pairs = np.arange(len(many)), pairs[many]
+        begins = np.maximum.accumulate(np.where(np.diff(pairs, prepend=-1) != 0, places, 0))
+        kept = np.ones(len(rows), bool)
+        kept[many[places - begins >= self._most]] = False
+        self.let_go = combine(self.let_go, multiset_digest(rows.digests[~kept]))
+        self.append((rows_at(rows, np.flatnonzero(kept)), 0, int(kept.sum())))
+        self._held += int(kept.sum())

@@ -11,6 +11,7 @@ given far more addresses than memory, and grows where it is.
 
 from __future__ import annotations
 
+import math
 import mmap
 from contextlib import suppress
 from typing import Any, TypeAlias
@@ -62,7 +63,24 @@ _LARGE_PAGE = 1 << 21  # bytes
 _NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 _MOST_ROWS = (1 << 32) - 2  # row numbers have 32 bits
 _FULLEST = 0.6
-_LARGE = 1 << 22  # slots; below, an index grows in larger steps, to be rebuilt less often
+_EMPTIEST = _FULLEST / _GROWTH
+_SLOT = 4  # bytes
+_OF_INDEX = _SLOT / (_FULLEST * math.log(_GROWTH))  # bytes a row, where all sizes are as likely
+LARGE_TABLE = 2 * _LARGE_PAGE
+"""The most that a large table takes beside its rows: a page that is not full of rows, and one of
+the index; half of it on average."""
+
+
+def row_bytes(numbers: int = 0) -> tuple[float, float, float]:
+    """Bytes of memory that a row of a large table takes with its part of the index.
+
+    The average over all sizes of tables, and the least and the most.
+
+    >>> [round(each, 1) for each in row_bytes(2)]
+    [42.6, 39.7, 46.3]
+    """
+    row = 8 * (2 + numbers) + (1 if numbers else 0)
+    return row + _OF_INDEX, row + _SLOT / _FULLEST, row + _SLOT / _EMPTIEST
 
 
 class HashTable:
@@ -96,13 +114,13 @@ class HashTable:
             words, size = self.words, max(wanted, _GROWTH * len(self.words))
             self.words = _zeros(size, words.shape[1:], np.uint64)
             self.words[: self.used] = words[: self.used]
-            touched, self.touched = self.touched, _zeros(len(self.words), (), np.uint8, spare=(1,))
+            touched, self.touched = self.touched, _flags(len(self.words))
             if self.words.shape[1] > 2:
                 self.touched[: self.used] = touched[: self.used]
         if wanted > _FULLEST * len(self.index):
             slots = len(self.index)
             while wanted > _FULLEST * slots:
-                slots *= 4 if slots < _LARGE else 2
+                slots *= _GROWTH
             if slots > len(self._slots):
                 self._slots = _zeros(slots, (), np.uint32)
             else:
@@ -169,22 +187,30 @@ class HashTable:
 
     @property
     def bytes(self) -> int:
-        """Memory held: the rows in use, and the index."""
-        return int(self.stored + self.index.nbytes)
+        """Memory held: the rows in use, their flags if they have any, and the index."""
+        flags = self.used if self.words.shape[1] > 2 else 0
+        return int(self.stored + flags + self.index.nbytes)
 
 
-def _zeros(
-    rows: int, shape: tuple[int, ...], kind: Any, *, spare: tuple[int, ...] = _ADDRESSES
-) -> npt.NDArray[Any]:
+def _zeros(rows: int, shape: tuple[int, ...], kind: Any) -> npt.NDArray[Any]:
     """At least so many rows of zeros. Many are in memory of their own, of large pages, which goes
     when they go, and there are many more of them: what is not used takes addresses, not memory."""
     row = np.dtype((kind, shape))
     if rows * row.itemsize < _LARGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         return np.zeros((rows, *shape), kind)
-    memory = _mapped(rows * row.itemsize, spare)
+    memory = _mapped(rows * row.itemsize, _ADDRESSES)
     with suppress(OSError):  # a kernel without large pages
         memory.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(memory, row, count=len(memory) // row.itemsize)
+
+
+def _flags(rows: int) -> Flags:
+    """A flag for each row, in pages of the usual size: a large one would hold two million."""
+    return (
+        np.zeros(rows, np.uint8)
+        if rows < _LARGE_PAGE
+        else np.frombuffer(_mapped(rows, (1,)), np.uint8)
+    )
 
 
 def _mapped(size: int, spare: tuple[int, ...]) -> mmap.mmap:

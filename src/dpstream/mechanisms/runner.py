@@ -441,9 +441,14 @@ class SavedRun:
         with ExitStack() as undo:  # a refused directory must not stay locked
             directory = open_run(self.folder, about=self.about, secret=secret, ledger=ledger)
             undo.callback(directory.close)
-            refuse_rolled_back(self.folder, ledger, self.snapshot["ledger head"])
+            self._refuse_rolled_back(ledger)
             undo.pop_all()
         return directory
+
+    def _refuse_rolled_back(self, ledger: Ledger) -> None:
+        head, steps = self.snapshot["ledger head"], self.snapshot["steps"]
+        told = steps - 1 if steps > self.snapshot["logged from"] else -1
+        refuse_rolled_back(self.folder, ledger, head, run=self.about["run"], told=told)
 
     def take_for_new_run(self, ledger: Ledger) -> None:
         """A new run may begin from this snapshot: nobody goes on with the old one just now.
@@ -453,8 +458,8 @@ class SavedRun:
         """
         if self.about["own ledger"] and ledger.place == self.folder.resolve() / "ledger":
             refuse_moved(self.folder, self.about, ledger)
-        if ledger.identity() == self.about["ledger"]:
-            refuse_rolled_back(self.folder, ledger, self.snapshot["ledger head"])
+        if ledger.replaces(self.about["ledger"]):
+            self._refuse_rolled_back(ledger)
         log = self.folder / self.about["log"]
         if log.exists() and log.stat().st_size:
             InputLog(log, run=self.about["run"]).close()  # it is locked while somebody goes on

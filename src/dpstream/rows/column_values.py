@@ -71,6 +71,17 @@ def in_type(array: pa.Array, kind: pa.DataType) -> tuple[pa.Array, parse.Mask]:
     return values, lost
 
 
+def unit_in_type(unit: Any, kind: pa.DataType, name: str) -> pa.Array:
+    """A unit that somebody names, as a column of its type."""
+    try:
+        value, lost = in_type(pa.array([unit]), kind)
+    except (InvalidInput, pa.ArrowException, OverflowError):
+        value, lost = pa.nulls(1, kind), np.ones(1, bool)
+    if lost.any():
+        raise InvalidInput(f"the unit must fit the type of column {name!r}, {kind}; got {unit!r}")
+    return value
+
+
 def never_becomes(old: pa.DataType, kind: pa.DataType) -> bool:
     """Is no value of a type one of another type? By the types alone: no row can cause this."""
     try:

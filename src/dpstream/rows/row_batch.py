@@ -92,14 +92,14 @@ def in_order(rows: Rows) -> Rows:
     firsts = [run[:3] for run in rows.runs]
     if all(one <= two for one, two in pairwise(firsts)):
         return rows
-    order = np.lexsort((rows.periods, rows.windows, rows.steps))
-    return Rows(
-        **{
-            name: getattr(rows, name)[order]
-            for name in ("units", "groups", "digests", "windows", "periods", "steps", "values")
-        },
-        keys=rows.keys.take(pa.array(order)),
-    )
+    return rows_at(rows, np.lexsort((rows.periods, rows.windows, rows.steps)))
+
+
+def rows_at(rows: Rows, places: Integers) -> Rows:
+    """The rows at some places, in that order."""
+    names = ("units", "groups", "digests", "windows", "periods", "steps", "values")
+    columns = {name: getattr(rows, name)[places] for name in names}
+    return Rows(**columns, keys=rows.keys.take(pa.array(places)))
 
 
 def id_pairs(ids: Words) -> Any:

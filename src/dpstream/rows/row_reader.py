@@ -8,6 +8,7 @@ or rejected with a reason, spelled out for the operator.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Hashable
 from enum import StrEnum
 from functools import partial
@@ -29,13 +30,16 @@ from dpstream.rows import number_text, parse
 from dpstream.rows.column_values import (
     in_type,
     listed_keys,
+    never_becomes,
     python_values,
     types_before_rows,
     types_of,
+    unit_in_type,
     unwritable,
 )
+from dpstream.rows.number_text import one_number_spelling
 from dpstream.rows.row_batch import RejectedRows, RowKeys, Rows, id_pairs, in_order, stepwise
-from dpstream.rows.row_ids import RowIds
+from dpstream.rows.row_ids import RowIds, column_ids
 
 Codes = npt.NDArray[np.uint8]
 """By row: one more than the place of its `Reason`; 0 for a row that can be used."""
@@ -60,6 +64,7 @@ class Reason(StrEnum):
 
 _REASONS = tuple(Reason)
 _LONGEST_SHOWN = 4096  # characters of a rejected row
+_NO_KEY = bytes(16)  # of ids that only tell whether two values are equal
 
 
 def flag(reasons: Codes, reason: Reason, bad: parse.Mask) -> None:
@@ -122,6 +127,43 @@ def reject(table: pa.Table, reasons: Codes, where: str) -> list[Rejected]:
         )
         for number, row in zip(bad.tolist(), rows, strict=True)
     ]
+
+
+def rows_of_unit(
+    rows: list[str], unit: Any, kind: pa.DataType, name: str
+) -> tuple[parse.Mask, parse.Mask]:
+    """Which texts of rejected rows are a unit's; and which others do not tell whose they are.
+
+    A row that is JSON names its unit in the column `name`, of type `kind`. Any other (a line that
+    could not be read, a row that was cut) counts as the unit's if the unit's text is a word of it.
+    """
+    cells = [_cell(row, name) for row in rows]
+    unread = never_becomes(pa.string(), kind)
+    untold = np.array([cell is None or unread for cell in cells], bool)
+    mine = column_ids(one_number_spelling(unit_in_type(unit, kind, name)), _NO_KEY)
+    values, lost = in_type(pa.array(cells, pa.string()), kind)
+    named = column_ids(one_number_spelling(values), _NO_KEY)
+    theirs = (named == mine).all(axis=1) & ~lost & ~untold
+    word = re.compile(rf"(?<!\w){re.escape(str(unit).strip())}(?!\w)")
+    theirs[untold] = [bool(word.search(rows[at])) for at in np.flatnonzero(untold)]
+    return theirs, untold & ~theirs
+
+
+def _cell(row: str, name: str) -> str | None:
+    """A column of a rejected row, as text; None if the row does not tell it."""
+    try:
+        cell = json.loads(row, object_pairs_hook=_named_once)[name]
+        text = cell if isinstance(cell, str) else "" if cell is None else json.dumps(cell)
+        text.encode()
+    except (ValueError, KeyError, TypeError, IndexError, RecursionError):
+        return None
+    return text
+
+
+def _named_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON; nothing of one that says a name twice."""
+    named = dict(pairs)
+    return named if len(named) == len(pairs) else {}
 
 
 class ParsedColumns:

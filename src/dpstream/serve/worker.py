@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import ExitStack, asynccontextmanager, closing, suppress
+from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -28,7 +28,6 @@ from dpstream import errors
 from dpstream.engines.clock import SystemClock
 from dpstream.engines.embedded.process_memory import keep_freed_memory
 from dpstream.engines.query_run import EngineOptions
-from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.state.durable_files import make_directory
 from dpstream.serve.public_facts import describe_queries
 from dpstream.serve.release_store import ReleaseStore, hold_folder
@@ -79,8 +78,7 @@ def publish(
         store = ReleaseStore(folder, keys=keys, partial=partial_queries)
         stack.callback(store.shut)
         store.announce_rest(list(queries))  # what a kill has left unannounced
-        paths = {book.ledger for book in pipeline.books}
-        ledgers = {path: stack.enter_context(closing(Ledger(path))) for path in paths}
+        ledgers = stack.enter_context(pipeline.open_ledgers())
         runs = start(
             pipeline, ledgers, clock=clock or SystemClock(), sinks=[store], options=options
         )

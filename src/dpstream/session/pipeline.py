@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import difflib
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -24,8 +26,10 @@ from dpstream.errors import InvalidInput, InvalidParameter
 from dpstream.privacy.accounting.calibration import mu_squared_for, rho_for
 from dpstream.privacy.amounts import on_grid, positive
 from dpstream.privacy.ledger.charges import Terms
+from dpstream.privacy.ledger.ledger import BACKUPS, Ledger
 from dpstream.privacy.state.secret import beside
 from dpstream.query.query import Query
+from dpstream.query.windows import duration
 from dpstream.session import Feed
 from dpstream.sql_compiler.compile_sql import Compiled, compile_sql, remarks
 
@@ -50,6 +54,7 @@ _KEYS: dict[str, dict[str, tuple[type, ...]]] = {
     "state": {"path": _TEXT, "secret": _TEXT},
     "sink": {"to": _TEXTS},
     "engine": {"name": _TEXT, "master": _TEXT, "buckets": (int,), "state_location": _TEXT},
+    "retention": {"backups": _TEXT},
     "query": {"name": _TEXT, "sql": _TEXT, "file": _TEXT},
 }
 _REQUIRED = {
@@ -58,9 +63,10 @@ _REQUIRED = {
     "state": ("path",),
     "sink": ("to",),
     "engine": ("name",),
+    "retention": (),
     "query": ("name",),
 }
-_OPTIONAL = ("sink", "engine")
+_OPTIONAL = ("sink", "engine", "retention")
 _INNER = ("options", "column_types")  # tables within a source's
 _SEVERAL = ("source", "budget")  # one table, or one for each source: [source.clicks]
 _IN_WORDS = {
@@ -102,6 +108,8 @@ class Pipeline:
     """Sources whose rows are handed in, by the name they are handed in under."""
     remarks: tuple[str, ...] = ()
     """What who wrote the queries may not expect of them."""
+    backups: timedelta = BACKUPS
+    """For how long a backup of the state may be put back."""
 
     @property
     def folders(self) -> dict[str, Path]:
@@ -112,6 +120,15 @@ class Pipeline:
     def live(self) -> bool:
         """Does any query go by the clock?"""
         return any(feed.live for feed in self.feeds.values())
+
+    @contextmanager
+    def open_ledgers(self) -> Iterator[dict[Path, Ledger]]:
+        """The ledgers of its books, by path; they are closed at the end."""
+        with ExitStack() as stack:
+            yield {
+                path: stack.enter_context(closing(Ledger(path, backups=self.backups)))
+                for path in {book.ledger for book in self.books}
+            }
 
 
 def load_pipeline(path: str | Path) -> Pipeline:
@@ -129,6 +146,7 @@ def load_pipeline(path: str | Path) -> Pipeline:
     folder = Path(_resolve(base, state["path"]))
     secret = Path(_resolve(base, state["secret"])) if "secret" in state else beside(folder)
     sinks = _listed(tables.get("sink", {}).get("to", []))
+    backups = tables.get("retention", {}).get("backups", BACKUPS)
     queries = tuple(one.query for one in compiled)
     return Pipeline(
         path=path,
@@ -142,6 +160,7 @@ def load_pipeline(path: str | Path) -> Pipeline:
         texts={one.query.name: one.text for one in compiled},
         pushed=_pushed(compiled, of_query, feeds, folder),
         remarks=tuple(words for one in compiled for words in remarks(one)),
+        backups=timedelta(microseconds=duration(backups, f"{path}, [retention]: backups", least=0)),
     )
 
 

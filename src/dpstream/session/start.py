@@ -13,6 +13,7 @@ from typing import Any, TypeAlias, cast
 import pyarrow as pa
 
 from dpstream.connectors.files.source import open_directory
+from dpstream.connectors.files.text import SizeLimits
 from dpstream.connectors.registry import open_sink, open_source
 from dpstream.connectors.server_base import ServerOptions, is_uri
 from dpstream.connectors.shared import SharedSink, SharedSource, shared_sinks
@@ -51,7 +52,7 @@ class Feed:
     history: SourceSpec | None = None
     name: str = ""
     options: Mapping[str, Any] | None = None
-    """Of a server that a URI names."""
+    """Of a server that a URI names, or limits of sizes for files and standard input."""
     buffer: int | None = None
     """Bytes of a live source's rows that are held for queries that lag; None: as the run's options
     say."""
@@ -124,9 +125,10 @@ def run(
         if given is not ledger:
             given.close()
     place = dead_letters if dead_letters is not None else folder and folder / "dead-letters"
-    operator = OperatorCounts(
-        keep_rejected=None if place is None else DeadLetters(Path(place)).write
-    )
+    operator = OperatorCounts()
+    if place is not None:
+        letters = DeadLetters(Path(place))
+        operator = OperatorCounts(keep_rejected=letters.write, erase_rejected=letters.erase)
     parts: dict[str, Any] = {
         "operator": operator,
         "folder": folder,
@@ -204,6 +206,7 @@ def run_all(
         book.persist(own)  # one in memory must not end before its runs
     if secret is None and folder is not None:  # made at first, never remade
         secret = Secret.load(beside(folder)) if begun else beside(folder)
+    secret = secret if secret is not None else Secret.of(None)  # one for all, in memory
     clock, sink = clock or SystemClock(), sink if engine is not None else shared_sinks(sink)
     views: dict[str, tuple[Any, Any]]
     if engine is None:
@@ -294,7 +297,8 @@ def _open_feed(feed: Feed, folder: Path | None) -> Source:
     if feed.on_done != "keep" and folder is None:
         raise _not_removed("without a state directory nobody knows when they are needed no more")
     if growing:
-        opened = open_directory(Path(source), feed.on_done, on_damage=feed.on_damage)
+        limits = SizeLimits.of(feed.options)
+        opened = open_directory(Path(source), feed.on_done, on_damage=feed.on_damage, limits=limits)
     else:
         opened = open_source(source, options=feed.options, on_damage=feed.on_damage)
     if not opened.replayable and folder is not None:

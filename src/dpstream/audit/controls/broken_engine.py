@@ -28,7 +28,7 @@ from dpstream.audit.query_samplers import unit_spellings
 from dpstream.connectors.memory import TableSource
 from dpstream.engines.embedded.embedded_engine import LocalRun
 from dpstream.engines.embedded.series_run import SeriesRun
-from dpstream.group_by.bounding import FIRST, KEPT, KeepMask, UnitBucket
+from dpstream.group_by.bounding import FIRST, KEPT, KeepMask, StepRows, UnitBucket
 from dpstream.group_by.flow import Flow
 from dpstream.group_by.perturb import NoisySums
 from dpstream.group_by.series_counts import StepCounts
@@ -265,9 +265,9 @@ class LostInputLog(LocalRun):
     the data, without noise.
     """
 
-    def _log(self, step: int, slices: list[RowSlice], before: bytes) -> bytes:
+    def _log(self, step: int, slices: StepRows, before: bytes) -> bytes:
         """Log that a step was taken, and not what it has read."""
-        return super()._log(step, [], before)
+        return super()._log(step, StepRows(1), before)
 
 
 class LostColumnTypes(LocalRun):

@@ -36,6 +36,8 @@ _BOM = b"\xef\xbb\xbf"
 class CsvParser:
     """Rows as wide as the header; every cell a string, an empty one ""."""
 
+    line_ends = b"\n\r"
+
     def __init__(self, name: str) -> None:
         self._name = name
         self._header: list[str] = []
@@ -49,7 +51,7 @@ class CsvParser:
         try:
             self._header = [name.strip() for name in next(reader, [])]
         except csv.Error as problem:
-            raise UnusableFile(f"{self._name}, line 1 is no header of a CSV: {problem}") from None
+            raise UnusableFile(f"{self._name}, line 1 must be a header; {problem}") from None
         used = bom + len(text[: lines.tell()].encode(errors="surrogateescape"))
         if used == len(block) and not final:
             return None

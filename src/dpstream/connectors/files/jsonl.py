@@ -52,6 +52,8 @@ class _NoRow(Exception):
 class JsonlParser:
     """Objects of scalars; an absent key and a JSON null are null."""
 
+    line_ends = b"\n"
+
     def __init__(self, name: str) -> None:
         self._name = name
 

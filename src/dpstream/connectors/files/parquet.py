@@ -1,22 +1,29 @@
 """Parquet: typed columns, one row group a read; a position is [row group, row offset].
 
 A string column that the file stores by dictionary comes as a dictionary array: reading it is two
-to six times as fast, and what follows has fewer strings to look at.
+to six times as fast, and what follows has fewer strings to look at. A few bytes may stand for
+millions of rows, or for a long value in each of them: a large row group is read in slices, and long
+values stay in their dictionary.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from dpstream.connectors.files.text import LIMITS, SizeLimits
 from dpstream.errors import UnusableFile, unreadable
 from dpstream.records import Batch, Columns, Position, select_columns
 
 ROWS = 1 << 20
 """A larger row group is delivered in slices of this many rows."""
 
+_THRIFT_NUMBER = 0x15  # the next field, of 32 bits
+_MOST_TEXT = 1 << 30  # bytes of a column that is not left in its dictionary
+_SLICE_BYTES = 1 << 28  # on average: of a slice, as the file says
 _DICTIONARY_BYTES = 4
 """Strings stored one by one take more than this many bytes each, indices into a dictionary less."""
 
@@ -24,18 +31,28 @@ _DICTIONARY_BYTES = 4
 class ParquetFile:
     """A reader of one Parquet file."""
 
-    def __init__(self, path: Path, *, name: str, rows: int = ROWS, threads: bool = False) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        name: str,
+        rows: int = ROWS,
+        limits: SizeLimits = LIMITS,
+        threads: bool = False,
+    ) -> None:
         self._path, self._name, self._rows, self._threads = path, name, rows, threads
         try:
             self._bytes = pa.OSFile(str(path))
             self._file = pq.ParquetFile(self._bytes)
-            repeated = _repeated_strings(self._file)
+            repeated = _repeated_strings(self._file, self._bytes)
             if repeated:
                 self._file = pq.ParquetFile(self._bytes, read_dictionary=repeated)
         except (OSError, pa.ArrowException) as problem:
             raise unreadable(path, problem, kind="Parquet") from problem
-        self._schema = self._file.schema_arrow
-        self._cached: tuple[int, tuple[str, ...], pa.Table] | None = None
+        self._schema, about = self._file.schema_arrow, self._file.metadata
+        self._groups = [about.row_group(i) for i in range(about.num_row_groups)]
+        limits.refuse_unpacked(path, sum(group.total_byte_size for group in self._groups))
+        self._slices: RowSlices | None = None
 
     def columns(self) -> dict[str, pa.DataType]:
         """The types; a string column may be delivered as a dictionary of strings."""
@@ -53,13 +70,13 @@ class ParquetFile:
         if [group, offset] >= [last, rest]:
             empty = pa.schema([(name, self.columns()[name]) for name in names]).empty_table()
             return Batch(table=empty, position=[group, offset], done=True)
-        total = self._file.metadata.row_group(group).num_rows
+        total = self._groups[group].num_rows
         end = rest if group == last else total
-        table = self._row_group(group, names).slice(offset, min(self._rows, end - offset))
+        table = self._table(group, names, offset, min(self._slice_rows(group), end - offset))
         after = offset + table.num_rows
         if after >= total:
             group, after = group + 1, 0
-            self._cached = None
+            self._slices = None
         return Batch(table=table, position=[group, after], done=[group, after] >= [last, rest])
 
     def chunk_ranges(self, column: str) -> list[tuple[Position, int, int]] | None:
@@ -72,8 +89,7 @@ class ParquetFile:
         if kind is None or not pa.types.is_timestamp(kind):
             return None
         ranges: list[tuple[Position, int, int]] = []
-        for group in range(self._file.num_row_groups):
-            about = self._file.metadata.row_group(group)
+        for group, about in enumerate(self._groups):
             chunks = map(about.column, range(about.num_columns))
             by_path = {chunk.path_in_schema: chunk.statistics for chunk in chunks}
             statistics = by_path.get(column)
@@ -85,13 +101,13 @@ class ParquetFile:
             except (OverflowError, ValueError, pa.ArrowException):  # a time that Python lacks
                 return None
             least, largest = edges.cast(pa.int64()).to_pylist()
-            offsets = range(0, max(about.num_rows, 1), self._rows)
+            offsets = range(0, max(about.num_rows, 1), self._slice_rows(group))
             ranges += [([group, at] if group or at else None, least, largest) for at in offsets]
         return ranges
 
     def close(self) -> None:
         """Close the file."""
-        self._cached = None
+        self._slices = None
         self._file.close()
         self._bytes.close()
 
@@ -111,23 +127,60 @@ class ParquetFile:
             )
         return [group, offset]
 
-    def _row_group(self, group: int, names: list[str]) -> pa.Table:
-        """The row group; a large one is kept until its last slice is read."""
-        wanted = (group, tuple(names))
-        if self._cached is not None and self._cached[:2] == wanted:
-            return self._cached[2]
+    def _slice_rows(self, group: int) -> int:
+        """How many rows of a row group are read at once."""
+        about = self._groups[group]
+        few: int = _SLICE_BYTES * about.num_rows // max(about.total_byte_size, 1)
+        return max(1, min(self._rows, few))
+
+    def _table(self, group: int, names: list[str], offset: int, count: int) -> pa.Table:
+        """Rows of a row group; one that is read in slices is gone through once."""
         try:
             # One thread: readers run beside other work, and a thread per column costs more in all.
-            table = self._file.read_row_group(group, columns=names, use_threads=self._threads)
+            threads = self._threads
+            if self._groups[group].num_rows <= self._slice_rows(group):
+                table = self._file.read_row_group(group, columns=names, use_threads=threads)
+                table = table.slice(offset, count)
+            else:
+                wanted = (group, tuple(names))
+                if self._slices is None or not self._slices.serves(wanted, offset):
+                    rows = self._slice_rows(group)
+                    batches = self._file.iter_batches(rows, [group], names, use_threads=threads)
+                    self._slices = RowSlices(wanted, batches)
+                table = self._slices.take(offset, count)
         except (OSError, pa.ArrowException) as problem:
             raise unreadable(self._path, problem, kind="Parquet") from problem
         # a name with a dot is taken for a path into a struct as well; `select` is exact
         table = table.select(names)
         fields = [(field.name, _delivered_type(field.type)) for field in table.schema]
-        table = table.cast(pa.schema(fields)).unify_dictionaries()
-        if table.num_rows > self._rows:
-            self._cached = (*wanted, table)
-        return table
+        return table.cast(pa.schema(fields)).unify_dictionaries()
+
+
+class RowSlices:
+    """Goes through a large row group, a slice at a time."""
+
+    def __init__(self, wanted: object, batches: Iterator[pa.RecordBatch]) -> None:
+        self._wanted, self._batches = wanted, batches
+        self._start, self._batch = 0, next(batches, None)
+
+    def serves(self, wanted: object, offset: int) -> bool:
+        """Are these its columns and row group, and does it not have to go back?"""
+        return self._wanted == wanted and self._start <= offset
+
+    def take(self, offset: int, count: int) -> pa.Table:
+        """So many rows from a place on."""
+        parts: list[pa.RecordBatch] = []
+        while count and self._batch is not None:
+            skipped = min(offset - self._start, len(self._batch))
+            part = self._batch.slice(skipped, count)
+            parts += [part] if len(part) else []
+            offset, count = offset + len(part), count - len(part)
+            if count:
+                self._start += len(self._batch)
+                self._batch = next(self._batches, None)
+        if count:
+            raise pa.ArrowInvalid("it has fewer rows than it says")
+        return pa.Table.from_batches(parts)
 
 
 def plain_type(kind: pa.DataType) -> pa.DataType:
@@ -145,7 +198,7 @@ def _delivered_type(kind: pa.DataType) -> pa.DataType:
     return plain_type(kind)
 
 
-def _repeated_strings(file: pq.ParquetFile) -> list[str]:
+def _repeated_strings(file: pq.ParquetFile, content: pa.NativeFile) -> list[str]:
     """String columns that every row group stores as indices into a dictionary."""
     repeated = []
     groups = [file.metadata.row_group(i) for i in range(file.num_row_groups)]
@@ -154,11 +207,33 @@ def _repeated_strings(file: pq.ParquetFile) -> list[str]:
         at = file.schema_arrow.get_field_index(name)
         chunks = [group.column(j) for group in groups]
         if (
-            at >= 0
-            and plain_type(file.schema_arrow.field(at).type) == pa.string()
-            and all(chunk.has_dictionary_page for chunk in chunks)
-            and sum(chunk.total_uncompressed_size for chunk in chunks)
-            <= _DICTIONARY_BYTES * sum(chunk.num_values for chunk in chunks)
+            at < 0
+            or plain_type(file.schema_arrow.field(at).type) != pa.string()
+            or not all(chunk.has_dictionary_page for chunk in chunks)
         ):
+            continue
+        values = sum(chunk.num_values for chunk in chunks)
+        size = sum(chunk.total_uncompressed_size for chunk in chunks)
+        if size > _DICTIONARY_BYTES * values:
+            dictionaries = [_dictionary_bytes(content, chunk) for chunk in chunks]
+            if max(dictionaries) * values > _MOST_TEXT:  # it may be one long value, in every row
+                size -= sum(dictionaries)
+        if size <= _DICTIONARY_BYTES * values:
             repeated.append(name)
     return repeated
+
+
+def _dictionary_bytes(content: pa.NativeFile, chunk: pq.ColumnChunkMetaData) -> int:
+    """The size of a dictionary, from the head of its page: its kind, then its size.
+
+    Both are numbers of Thrift's compact protocol, seven bits a byte; 0 if they are not there.
+    """
+    content.seek(chunk.dictionary_page_offset)
+    head, size = iter(content.read(16)), 0
+    for _ in range(2):
+        if next(head, None) != _THRIFT_NUMBER:
+            return 0
+        size, shift, more = 0, 0, True
+        while more and (byte := next(head, None)) is not None:
+            size, shift, more = size | (byte & 127) << shift, shift + 7, byte > 127
+    return size >> 1  # the last bit is the sign

@@ -20,7 +20,7 @@ import pyarrow as pa
 from dpstream.connectors.files.csv import CsvParser
 from dpstream.connectors.files.jsonl import JsonlParser
 from dpstream.connectors.files.parquet import ParquetFile
-from dpstream.connectors.files.text import TextFile, empty_strings
+from dpstream.connectors.files.text import LIMITS, SizeLimits, TextFile, empty_strings
 from dpstream.connectors.files.trial import start_trials, try_parquet
 from dpstream.errors import InvalidInput, InvalidParameter, UnusableFile, unreadable
 from dpstream.privacy.state.durable_files import file_identity, make_directory, sync_directory
@@ -59,12 +59,15 @@ class Files:
     bounded = True
     replayable = True
 
-    def __init__(self, paths: Iterable[Path], *, on_damage: str = "stop") -> None:
+    def __init__(
+        self, paths: Iterable[Path], *, on_damage: str = "stop", limits: SizeLimits = LIMITS
+    ) -> None:
         if on_damage not in ON_DAMAGE:
             raise InvalidParameter(f"on_damage must be {' or '.join(ON_DAMAGE)}; got {on_damage!r}")
         self.quarantines = on_damage == "quarantine"
         self._tried: dict[str, set[str]] = {}  # Parquet files, and which columns can be read
         self._marks: dict[str, Position] = {}
+        self._limits = limits
         self._paths: dict[str, Path] = {}
         self._open: OrderedDict[str, TextFile | ParquetFile] = OrderedDict()
         for path in paths:
@@ -121,7 +124,7 @@ class Files:
             return
         known = self._tried.get(partition)
         if known is None or columns is None or not known.issuperset(columns):
-            try_parquet(path, columns)
+            try_parquet(path, columns, self._limits)
             self._tried[partition] = (known or set()).union(columns or ())
 
     def _quarantine(self, partition: str, problem: UnusableFile, after: Position) -> Position:
@@ -174,10 +177,10 @@ class Files:
         if partition not in self._open:
             path, kind = self._paths[partition], str(suffix(self._paths[partition]))
             if kind == ".parquet":
-                self._open[partition] = ParquetFile(path, name=str(path))
+                self._open[partition] = ParquetFile(path, name=str(path), limits=self._limits)
             else:
                 parser = (CsvParser if kind.startswith(".csv") else JsonlParser)(str(path))
-                self._open[partition] = TextFile(path, parser, name=str(path))
+                self._open[partition] = TextFile(path, parser, name=str(path), limits=self._limits)
             if len(self._open) > _MOST_OPEN:
                 self._open.popitem(last=False)[1].close()
         self._open.move_to_end(partition)
@@ -201,8 +204,10 @@ class GrowingDirectory(Files):
     partitions_end = True  # a file is complete when it comes
     _sharing = fcntl.LOCK_SH
 
-    def __init__(self, folder: Path, *, on_damage: str = "stop") -> None:
-        super().__init__([], on_damage=on_damage)
+    def __init__(
+        self, folder: Path, *, on_damage: str = "stop", limits: SizeLimits = LIMITS
+    ) -> None:
+        super().__init__([], on_damage=on_damage, limits=limits)
         _check_folder(folder)
         self._folder = folder
         self._known: set[str] = set()
@@ -368,8 +373,10 @@ class EmptiedDirectory(GrowingDirectory):
 
     _sharing = fcntl.LOCK_EX
 
-    def __init__(self, folder: Path, on_done: str, *, on_damage: str = "stop") -> None:
-        super().__init__(folder, on_damage=on_damage)
+    def __init__(
+        self, folder: Path, on_done: str, *, on_damage: str = "stop", limits: SizeLimits = LIMITS
+    ) -> None:
+        super().__init__(folder, on_damage=on_damage, limits=limits)
         if not os.access(folder, os.W_OK | os.X_OK):
             raise InvalidInput(f"on_done: files cannot be removed from {folder}; allow it to write")
         self._on_done = on_done
@@ -471,15 +478,15 @@ class EmptiedDirectory(GrowingDirectory):
 
 
 def open_directory(
-    folder: Path, on_done: str = "keep", *, on_damage: str = "stop"
+    folder: Path, on_done: str = "keep", *, on_damage: str = "stop", limits: SizeLimits = LIMITS
 ) -> GrowingDirectory:
     """A live directory; `on_done`: what becomes of files that no recovery needs any more."""
     if on_done not in ON_DONE:
         raise InvalidParameter(f"on_done must be one of {', '.join(ON_DONE)}; got {on_done!r}")
     if on_done == "keep":
-        opened = GrowingDirectory(folder, on_damage=on_damage)
+        opened = GrowingDirectory(folder, on_damage=on_damage, limits=limits)
     else:
-        opened = EmptiedDirectory(folder, on_done, on_damage=on_damage)
+        opened = EmptiedDirectory(folder, on_done, on_damage=on_damage, limits=limits)
     opened.claim()
     return opened
 

@@ -1,33 +1,83 @@
 """Text files read in blocks; a position is the byte offset of a line start (after decompression).
 
 A format is a parser that takes as many whole lines of a block as it can. What it cannot read it
-reports by byte range; the line number of a rejected row is counted only when one is needed.
+reports by byte range; the line number of a rejected row is counted only when one is needed. A line
+that is too long is rejected alone, and never in memory as a whole.
 """
 
 from __future__ import annotations
 
 import gzip
 import zlib
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import BinaryIO, Protocol, cast
+from typing import Any, BinaryIO, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from dpstream.compiled import compiled
-from dpstream.errors import InvalidInput, UnusableFile, unreadable
+from dpstream.errors import InvalidInput, InvalidParameter, UnusableFile, unreadable
 from dpstream.records import Batch, Columns, Position, Rejected
 
 Bytes = npt.NDArray[np.uint8]
 Offsets = npt.NDArray[np.int32]
 BLOCK = 8 << 20
-LONGEST_LINE = 256 << 20
 SHOWN = 4096
 """A rejected row is kept up to this many characters."""
 _QUOTE, _ONE = np.uint8(34), np.uint64(1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SizeLimits:
+    """How large a row may be, and a file when it is unpacked."""
+
+    max_row_bytes: int = 16 << 20
+    """A longer line is set aside alone."""
+    max_unpacked_bytes: int = 64 << 30
+    """A compressed file that is larger than this when it is unpacked is refused."""
+
+    def __post_init__(self) -> None:
+        for name, least, most in (
+            ("max_row_bytes", 1 << 20, 1 << 30),
+            ("max_unpacked_bytes", 1, 1 << 62),
+        ):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+                raise InvalidParameter(
+                    f"{name} must be a whole number from {least} to {most}; got {value!r}"
+                )
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any] | None) -> SizeLimits:
+        """The limits that a source's options name.
+
+        >>> SizeLimits.of({"max_row_bytes": 1 << 24}).max_row_bytes
+        16777216
+        """
+        known = [each.name for each in fields(cls)]
+        for name in options or {}:
+            if name not in known:
+                raise InvalidParameter(f"files have no option {name!r}; {', '.join(known)}")
+        return cls(**(options or {}))
+
+    def too_long(self, size: int) -> str:
+        """Why a row of this many bytes is set aside."""
+        return f"it has {size} bytes, more than max_row_bytes = {self.max_row_bytes}"
+
+    def refuse_unpacked(self, path: Path, size: int) -> None:
+        """Refuse a file that has this many bytes, or more, when it is unpacked."""
+        if size > self.max_unpacked_bytes:
+            raise UnusableFile(
+                f"{path} has more than max_unpacked_bytes = {self.max_unpacked_bytes} bytes when "
+                f"it is unpacked ({path.stat().st_size} as it is); split it, or allow more: "
+                "options = { max_unpacked_bytes = ... }"
+            )
+
+
+LIMITS = SizeLimits()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +101,9 @@ class Parsed:
 class Parser(Protocol):
     """A line format; it may keep what the head of the text says."""
 
+    line_ends: bytes
+    """Each of these bytes ends a line."""
+
     def head(self, block: bytes, *, final: bool) -> int | None:
         """Take what comes before the rows: its bytes, or None if the block is too short."""
         ...
@@ -63,12 +116,22 @@ class Parser(Protocol):
 class TextFile:
     """A reader of one plain or gzipped text file."""
 
-    def __init__(self, path: Path, parser: Parser, *, name: str, block: int = BLOCK) -> None:
-        self._path, self._parser, self._name, self._block = path, parser, name, block
+    def __init__(
+        self,
+        path: Path,
+        parser: Parser,
+        *,
+        name: str,
+        block: int = BLOCK,
+        limits: SizeLimits = LIMITS,
+    ) -> None:
+        self._path, self._parser, self._name, self._limits = path, parser, name, limits
+        self._block = min(block, limits.max_row_bytes)
         self._file = _open(path)
         self._head: int | None = None
         self._counter: BinaryIO | None = None
         self._counted = (0, 1)  # a byte offset, and the number of the line that holds it
+        self._kept = (0, b"")  # what was read last, and from where: a gzip file cannot go back
 
     def columns(self) -> None:
         """Text declares no types."""
@@ -78,28 +141,31 @@ class TextFile:
         head = self._prepare()
         offset = head if position is None else int(position)
         end = None if until is None else int(until)
-        size = self._block
+        size, longest = self._block, self._limits.max_row_bytes
         while True:
             left = size if end is None else end - offset
             block, final = self._read_at(offset, min(size, left))
             if len(block) == left < size:
                 final = True  # lines end at a position: nothing behind it can belong to them
             parsed = self._parser.parse(block, final=final, columns=columns)
-            if parsed.used or final:
+            if parsed.used or final or size == longest:
                 break
-            size *= 2
-            if size > LONGEST_LINE:
-                raise self._no_line(offset)
-        after = offset + parsed.used
-        if end is not None and final and after != end:
+            size = min(2 * size, longest)
+        after, bad = offset + parsed.used, parsed.bad
+        if not parsed.used and not final:  # one line, longer than is allowed
+            after, final = self._line_end(offset + size)
+            reason = self._limits.too_long(after - offset)
+            bad = [UnreadableRange(start=0, stop=size, reason=reason)]
+        if end is not None and (after > end or (final and after != end)):
             raise InvalidInput(
                 f"{self._name} ends at byte {after} and was read up to byte {end} before; it is "
                 "not the file that was read then: put that one back"
             )
         rejected = []
-        if parsed.bad:
-            rejected = rejected_rows(self._name, block, parsed.bad, self._line(offset))
-        return Batch(table=parsed.table, position=after, done=final, rejected=rejected)
+        if bad:
+            rejected = rejected_rows(self._name, block, bad, self._line(offset))
+        done = final or after == end
+        return Batch(table=parsed.table, position=after, done=done, rejected=rejected)
 
     def check(self, columns: Columns) -> None:
         """Refuse a text whose head has not these columns."""
@@ -107,27 +173,10 @@ class TextFile:
         self._parser.parse(b"", final=True, columns=columns)
 
     def read_through(self) -> None:
-        """Read on to the end of the file, without a look at the rows: is it all there, in lines?
-
-        What is not compressed can only lack line ends.
-        """
-        compressed = self._path.suffix == ".gz"
-        if not compressed and self._path.stat().st_size <= LONGEST_LINE:
-            return
-        start, final = self._file.tell(), False  # of the line
+        """Read a compressed file to its end, without a look at the rows: is it all there?"""
+        final = self._path.suffix != ".gz"
         while not final:
-            offset = self._file.tell()
-            block, final = self._read_at(offset, self._block)
-            ending = offset + (block.find(b"\n") + 1 or len(block))
-            if ending - start > LONGEST_LINE:
-                raise self._no_line(start)
-            start = max(start, offset + block.rfind(b"\n") + 1) if b"\n" in block else start
-
-    def _no_line(self, offset: int) -> UnusableFile:
-        return UnusableFile(
-            f"{self._name}, byte {offset}: no line ends within {LONGEST_LINE >> 20} MiB; is this "
-            "a text file with one row a line?"
-        )
+            _, final = self._read_at(self._file.tell(), self._block)
 
     def close(self) -> None:
         """Close the file."""
@@ -137,21 +186,43 @@ class TextFile:
 
     def _prepare(self) -> int:
         """Let the parser see the head of the file, which a read from the middle needs too."""
-        size = 1 << 16
+        size, longest = 1 << 16, self._limits.max_row_bytes
         while self._head is None:
             block, final = self._read_at(0, size)
             self._head = self._parser.head(block, final=final)
-            size *= 4
+            if self._head is None and size >= longest:
+                raise UnusableFile(
+                    f"{self._name}, line 1: no line ends within {longest} bytes (max_row_bytes); "
+                    "is this a text file with one row a line?"
+                )
+            size = min(4 * size, longest)
         return self._head
 
     def _read_at(self, offset: int, size: int) -> tuple[bytes, bool]:
+        start, kept = self._kept
+        kept = kept[offset - start :][:size] if start <= offset <= start + len(kept) else b""
+        at = offset + len(kept)
         try:
-            if self._file.tell() != offset:
-                self._file.seek(offset)
-            block = self._file.read(size)
+            if self._file.tell() != at:
+                self._file.seek(at)
+            block = kept + self._file.read(size - len(kept))
         except (OSError, EOFError, zlib.error) as problem:
             raise unreadable(self._path, problem) from problem
+        if self._path.suffix == ".gz":
+            self._limits.refuse_unpacked(self._path, offset + len(block))
+        self._kept = (offset, block)
         return block, len(block) < size
+
+    def _line_end(self, offset: int) -> tuple[int, bool]:
+        """Where the line that reaches up to `offset` ends, and whether the file does."""
+        while True:
+            block, final = self._read_at(offset, self._block)
+            ends = [at for end in self._parser.line_ends if (at := block.find(end)) >= 0]
+            if ends:
+                return offset + min(ends) + 1, final and min(ends) + 1 == len(block)
+            offset += len(block)
+            if final:
+                return offset, True
 
     def _line(self, offset: int) -> int:
         """The number of the line that begins at `offset`."""

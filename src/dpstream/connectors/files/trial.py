@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -23,6 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dpstream.connectors.files.parquet import ParquetFile
+from dpstream.connectors.files.text import LIMITS, SizeLimits
 from dpstream.errors import InvalidInput, UnusableFile
 from dpstream.records import Columns
 
@@ -32,9 +34,13 @@ _lock = Lock()
 _child: tuple[int, subprocess.Popen[bytes]] | None = None  # with the process that has started it
 
 
-def try_parquet(path: Path, columns: Columns) -> None:
+def try_parquet(path: Path, columns: Columns, limits: SizeLimits = LIMITS) -> None:
     """Raise UnusableFile if the columns cannot be read; without any, only the file's footer."""
-    question = {"path": str(path), "columns": None if columns is None else [*columns]}
+    question = {
+        "path": str(path),
+        "columns": None if columns is None else [*columns],
+        "limits": asdict(limits),
+    }
     answer, status = _ask(question)
     if answer is None:
         answer, status = _ask(question)  # it may have been an earlier file, or a kill from outside
@@ -110,7 +116,7 @@ def _serve() -> None:
             most = used.ru_utime + used.ru_stime + path.stat().st_size / _BYTES_PER_SECOND
             hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
             resource.setrlimit(resource.RLIMIT_CPU, (int(most) + _SECONDS, hard))
-            read_through(path, question["columns"])
+            read_through(path, question["columns"], SizeLimits(**question["limits"]))
         except InvalidInput as problem:
             answer = {"unusable": isinstance(problem, UnusableFile), "reason": str(problem)}
         except Exception as problem:
@@ -121,9 +127,9 @@ def _serve() -> None:
         answers.flush()
 
 
-def read_through(path: Path, columns: Columns) -> None:
+def read_through(path: Path, columns: Columns, limits: SizeLimits = LIMITS) -> None:
     """Read the columns of a whole file as a run does; its statistics must be true."""
-    file = ParquetFile(path, name=str(path), threads=True)
+    file = ParquetFile(path, name=str(path), limits=limits, threads=True)
     known = file.columns()
     ranges = {name: file.chunk_ranges(name) for name in columns or () if name in known}
     position, done = None, columns is not None and not columns

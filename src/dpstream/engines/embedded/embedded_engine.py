@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import reduce
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -24,12 +23,11 @@ from dpstream.engines.query_run import QueryRun
 from dpstream.engines.run_storage import START_CHAIN, step_content
 from dpstream.engines.sender import MOST_PENDING, Sender
 from dpstream.errors import InvalidParameter
+from dpstream.group_by.bounding import StepRows
 from dpstream.group_by.flow import BoundedRows, Flow
 from dpstream.privacy.state.durable_files import writing
 from dpstream.privacy.state.run_directory import read_about
 from dpstream.query.column_types import Types
-from dpstream.rows.row_batch import RowSlice
-from dpstream.rows.row_ids import combine, multiset_digest
 
 _STEPS_PER_PENDING = 16  # one step in this many may be ahead of what is durable
 
@@ -64,7 +62,9 @@ class LocalRun(QueryRun):
             self._open_flow(undo, threads=1)
             directory, key = self._storage.directory, self._storage.digest_key
             assert directory is not None
-            return erase_unit(self._flow, directory, unit, digest_key=key)
+            places = erase_unit(self._flow, directory, unit, digest_key=key)
+            self._erase_letters(unit, self._reader.types[self.query.privacy_unit_column])
+            return places
 
     def _open_flow(self, undo: ExitStack, *, threads: int) -> None:
         directory = self._storage.directory
@@ -141,7 +141,7 @@ class LocalRun(QueryRun):
             begun = begun if ahead else self._begin_step(self.steps_done)
         yield from chain.from_iterable(self._sender.arrived(all_of_them=True))
 
-    def _read(self, step: int) -> list[RowSlice] | None:
+    def _read(self, step: int) -> StepRows | None:
         """The rows of a step; None if the run is over, or was stopped."""
         steps, directory = self.query.schedule.steps, self._storage.directory
         if steps is not None and step >= steps:
@@ -168,10 +168,9 @@ class LocalRun(QueryRun):
         rows = self._bounder.submit(self._flow.bound_rows, slices)
         return rows, self._logger.submit(self._log, step, slices, self._chain)
 
-    def _log(self, step: int, slices: list[RowSlice], before: bytes) -> bytes:
+    def _log(self, step: int, slices: StepRows, before: bytes) -> bytes:
         """Make a step's input durable; the chain of digests that it ends."""
-        digests = (multiset_digest(rows.digests[first:end]) for rows, first, end in slices)
-        content = step_content(step, reduce(combine, digests, (0, 0)))
+        content = step_content(step, slices.digest())
         return self._storage.log_steps(step, [content], before, positions=self._input.moved())
 
     def _publish(self) -> None:
@@ -218,5 +217,5 @@ class LocalRun(QueryRun):
         """No recovery goes back beyond this snapshot any more."""
         assert self._storage.directory is not None
         self._windows.settle(facts["step"])
-        self._storage.directory.log.forget_before(facts["step"])
+        self._storage.directory.settle(facts["step"], endless=self.live)
         self._input.settle(facts)

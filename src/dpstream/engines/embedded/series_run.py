@@ -64,10 +64,12 @@ class SeriesRun(Run):
         )
 
     def erase_unit(self, unit: Any) -> int:
-        """Nothing: of a unit only a keyed hash is kept, in windows that are not published yet.
+        """Erase its dead letters: else only a keyed hash is kept, in windows not published yet.
 
         It is what lets no second row of the unit in, and goes with the window.
         """
+        types = known_types(self.query, self.folder, self._input.schemas())
+        self._erase_letters(unit, types[self.query.privacy_unit_column])
         return 0
 
     def _releases(self) -> Generator[pa.Table, None, None]:
@@ -151,10 +153,14 @@ class SeriesRun(Run):
             self._save(counts)
 
     def _settle(self) -> None:
-        """No recovery needs rows from before the last but one snapshot: they may go."""
-        if self._settled is not None:
-            self._input.settle(self._settled)
-        self._settled = self._saved
+        """No recovery needs anything from before the last but one snapshot: it may go."""
+        directory, settled = self._runner.directory, self._settled
+        if settled is not None:
+            if self.live and directory is not None:
+                directory.settle(settled["step"], endless=True)
+            self._input.settle(settled)
+        if self._saved is not None:
+            self._settled = self._saved | {"step": self.steps_done}
 
     def _send(self, release: Release, step: int, tag: str, counts: StepCounts) -> pa.Table:
         """A release as a table, which the sink has."""
@@ -185,7 +191,8 @@ class SeriesRun(Run):
         if (saved["run"], saved["step"]) != (self._runner.run_id, step):
             raise StateError(f"{path} is another run's or step's; restore this one's, or {ANEW}")
         counts.load(saved["counts"])
-        self._settled = {key: saved[key] for key in ("positions", "finished") if key in saved}
+        known = ("step", "positions", "finished")
+        self._settled = {key: saved[key] for key in known if key in saved}
         self._input.go_on_from(saved, self.folder, self._runner.run_id)
 
     def _save(self, counts: StepCounts) -> None:

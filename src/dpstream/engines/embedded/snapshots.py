@@ -23,10 +23,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from dpstream.engines.state_delta import Owner, Watermarks, extract, is_wasteful, owners, restore
-from dpstream.errors import InvalidInput, StateError
+from dpstream.errors import StateError
 from dpstream.group_by.flow import Flow
 from dpstream.group_by.hash_tables import HashTable
 from dpstream.privacy.ledger.charges import chain_digest
@@ -34,7 +33,7 @@ from dpstream.privacy.state import read_packed, write_packed
 from dpstream.privacy.state.durable_files import erase, make_directory
 from dpstream.privacy.state.run_directory import RunDirectory
 from dpstream.records import Integers, Words
-from dpstream.rows.column_values import in_type
+from dpstream.rows.column_values import unit_in_type
 from dpstream.rows.row_batch import id_pairs
 
 _MANIFESTS = "manifest-*.dps"
@@ -219,12 +218,7 @@ def _ids_of_unit(flow: Flow, unit: Any) -> Iterator[Words]:
     kind = flow.reader.types.get(name)
     if kind is None:
         raise StateError("this run has read nothing yet; there is nothing to erase")
-    try:
-        value, lost = in_type(pa.array([unit]), kind)
-    except (InvalidInput, pa.ArrowException, OverflowError):
-        value, lost = pa.nulls(1, kind), np.ones(1, bool)
-    if lost.any():
-        raise InvalidInput(f"the unit must fit the type of column {name!r}, {kind}; got {unit!r}")
+    value = unit_in_type(unit, kind, name)
     for period in sorted(flow.state.periods):
         yield flow.reader.ids.units(value, np.array([period]))
 
@@ -234,14 +228,18 @@ def _erase(flow: Flow, unit_id: Words) -> int:
     bounds, most, emptied = flow.query.bounds, flow.query.debias_rows or 0, 0
     for bucket in flow.state.units:
         for units in bucket.periods.values():
-            units.numbers[_rows_of(units, unit_id)] = (bounds.rows, bounds.groups)
+            rows = _rows_of(units, unit_id)
+            if bounds.rows == 1:  # no table says which group it is in
+                emptied += int(np.count_nonzero(units.numbers[rows, 0] == 1))
+            units.numbers[rows] = (bounds.rows + 1, bounds.groups + 1)
         for offered in bucket.offered.values():
             offered.numbers[_rows_of(offered, unit_id)] = most
     for window, buckets in flow.state.windows.items():
         groups = np.concatenate([b.table.ids[: b.table.used] for b in buckets])
         places = unit_id ^ groups[:, ::-1]  # as bounding names a unit in a group
         tables = [b.windows[window] for b in flow.state.units if window in b.windows]
-        emptied += sum(_empty(table, places) for table in tables)
+        pairs = sum(_empty(table, places) for table in tables)
+        emptied += pairs if bounds.rows > 1 else 0
         for group in buckets:
             if group.members is not None:
                 _empty(group.members, places)

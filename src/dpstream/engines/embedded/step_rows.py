@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from threading import Event, Semaphore
 from typing import Any
@@ -22,14 +23,16 @@ from typing import Any
 import numpy as np
 
 from dpstream.engines.chunks import ChunkReader, OperatorCounts, first_types
-from dpstream.engines.clock import Clock
+from dpstream.engines.clock import Clock, OverdueTriggers
 from dpstream.engines.embedded.arrivals import Arrivals, ArrivedChunk, LiveView, Positions
 from dpstream.engines.embedded.finished_log import FinishedLog
 from dpstream.engines.query_run import Run
 from dpstream.errors import InvalidInput, NoiseReuse, UnusableFile
+from dpstream.group_by.bounding import StepRows
 from dpstream.privacy.state import InputLog
 from dpstream.privacy.state.run_directory import read_about
 from dpstream.query.column_types import Types
+from dpstream.query.query import Query
 from dpstream.query.row_spec import RowSpec
 from dpstream.records import (
     Batch,
@@ -102,11 +105,13 @@ class RunInput:
             self.files = FileInput(chunks, memory=run.options.memory)
         if isinstance(run.source, LiveView):
             chunks = ChunkReader(run.source, reader, run.operator)
-            self.live = LiveInput(chunks, run.source, run.clock, run.stopped)
+            self.live = LiveInput(
+                chunks, run.source, run.clock, run.stopped, most=run.options.overdue_at_once
+            )
 
-    def read(self, step: int, log: InputLog | None) -> list[RowSlice] | None:
+    def read(self, step: int, log: InputLog | None) -> StepRows | None:
         """A step's rows, those of a logged one to where the log says; None if stopped."""
-        slices: list[RowSlice] | None = []
+        slices: StepRows | None = StepRows(1)
         if self.live is not None:
             logged = None if log is None else log.positions.get(step)
             slices = self.live.take(step) if logged is None else self.live.replay(step, logged)
@@ -114,7 +119,9 @@ class RunInput:
             return None
         if slices is None or self.files is None:
             return slices
-        return slices + self.files.take(step, log)
+        rows = self.files.take(step, log)
+        rows.add(slices)
+        return rows
 
     def save(self) -> dict[str, Any]:
         """How far the live source was read and which files are quarantined, for a snapshot.
@@ -227,11 +234,27 @@ def check_columns(source: Source, query: RowSpec, *, begun: bool = False) -> Non
         raise first
 
 
+def most_kept(query: RowSpec) -> int:
+    """How many rows of a unit in a group can matter in one step."""
+    if not isinstance(query, Query):
+        return 1
+    return max(query.bounds.rows_per_group, query.debias_rows or 0)
+
+
 class LiveInput:
     """Rows of a source that grows: those that arrived before a trigger belong to it."""
 
-    def __init__(self, chunks: ChunkReader, view: LiveView, clock: Clock, stop: Event) -> None:
+    def __init__(
+        self,
+        chunks: ChunkReader,
+        view: LiveView,
+        clock: Clock,
+        stop: Event,
+        *,
+        most: int = 1000,
+    ) -> None:
         self._chunks, self.view, self._clock, self._stop = chunks, view, clock, stop
+        self._overdue = OverdueTriggers(clock, stop, most)
         self.positions: Positions = {}
         """Of partitions that are being read."""
         self.finished = FinishedLog()
@@ -242,23 +265,24 @@ class LiveInput:
         """The positions that this step has changed: what a replay of it must reach."""
         return {p: self._at(p) for p, before in self._before.items() if self._at(p) != before}
 
-    def take(self, step: int) -> list[RowSlice] | None:
+    def take(self, step: int) -> StepRows | None:
         """Rows that come until the trigger's time; None if stopped, or if no more can come."""
         if not self.view.follow(self.positions, self.finished.ends):
             return None
-        slices: list[RowSlice] = []
+        self._overdue.pace(self._time_of(step))
+        slices = StepRows(most_kept(self._chunks.reader.query))
         self._begin(step, replayed=False)
         for chunk in self.view.chunks_before(self._time_of(step)):
-            slices += self._rows_of(chunk, step)
+            self._rows_of(chunk, step, slices)
         return self._end(slices)
 
-    def replay(self, step: int, logged: Positions) -> list[RowSlice] | None:
+    def replay(self, step: int, logged: Positions) -> StepRows | None:
         """The very rows that a step has read before; None if stopped."""
-        slices: list[RowSlice] = []
+        slices = StepRows(most_kept(self._chunks.reader.query))
         self._begin(step, replayed=True)
         for partition, target in logged.items():
             self.finished.forget(partition)  # what was finished moves no more: this has its name
-            slices += self._read_up_to(partition, target, step)
+            self._read_up_to(partition, target, step, slices)
         return self._end(slices)
 
     def note_release(self, step: int) -> None:
@@ -287,7 +311,7 @@ class LiveInput:
                     self.finished.forget(name)
                 self.view.removed = []
 
-    def _end(self, slices: list[RowSlice]) -> list[RowSlice] | None:
+    def _end(self, slices: StepRows) -> StepRows | None:
         """The step has its rows; None: it was stopped, and what it has read is read again."""
         if self._stop.is_set():
             self.positions |= self._before
@@ -305,25 +329,26 @@ class LiveInput:
         at = self.positions.get(partition)
         return self.finished.ends.get(partition) if at is None else at
 
-    def _rows_of(self, chunk: ArrivedChunk, step: int) -> list[RowSlice]:
-        """The rows of a chunk that the query has not read yet."""
+    def _rows_of(self, chunk: ArrivedChunk, step: int, slices: StepRows) -> None:
+        """Add the rows of a chunk that the query has not read yet."""
         self._forget_removed()
         partition, batch = chunk.partition, chunk.batch
         position = self.positions.get(partition)
         if partition in self.finished.ends:  # before this reader came, which starts anew
-            return []
+            return
         if chunk.last:
             self._ends[partition] = chunk.end
             if position == chunk.end:
-                return []
+                return
         if batch is None or position != chunk.start or is_quarantined(chunk.end):
             # it lags, or was broken off elsewhere, or has no rows
-            behind = not is_reached(position, chunk.end)
-            return self._read_up_to(partition, chunk.end, step) if behind else []
+            if not is_reached(position, chunk.end):
+                self._read_up_to(partition, chunk.end, step, slices)
+            return
         self._chunks.learn(partition)
         columns = self._chunks.reader.query.source_columns
         batch = replace(batch, table=batch.table.select(columns))  # of all that queries want
-        return self._slices(partition, batch, step, chunk.parsed)
+        slices.add(self._slices(partition, batch, step, chunk.parsed))
 
     def _slices(
         self, partition: str, batch: Batch, step: int, parsed: ParsedColumns | None = None
@@ -339,20 +364,19 @@ class LiveInput:
         self._rejects.add(partition, rejected)
         return [(rows, first, end) for *_, first, end in rows.runs]
 
-    def _read_up_to(self, partition: str, target: Position, step: int) -> list[RowSlice]:
-        """A partition's rows until a position, from the source, or until the run is stopped."""
-        slices: list[RowSlice] = []
+    def _read_up_to(self, partition: str, target: Position, step: int, slices: StepRows) -> None:
+        """Add a partition's rows until a position, from the source, or until the run is stopped."""
         if is_quarantined(target):
             before, after = self.positions.get(partition), target.get("after")
             if not is_reached(before, after):
-                slices = self._read_up_to(partition, after, step)
+                self._read_up_to(partition, after, step, slices)
             self._before.setdefault(partition, before)
             self.positions[partition] = target
             self._chunks.operator.quarantine(partition, target)
-            return slices
+            return
         while (before := self.positions.get(partition)) != target and not self._stop.is_set():
             batch = self._chunks.batch(partition, before, until=target)
-            slices += self._slices(partition, batch, step)
+            slices.add(self._slices(partition, batch, step))
             if self.positions.get(partition) == before:  # its server is away: is this stopped?
                 self._clock.wait(self._clock.now(), self._stop)
             if batch.done and self.positions.get(partition) != target:
@@ -360,7 +384,6 @@ class LiveInput:
                     f"step {step} has read {partition} up to {target}, which ends at {before} "
                     "now; nothing was published; restore what was removed from the source"
                 )
-        return slices
 
 
 class StepRejects:
@@ -420,7 +443,7 @@ class FileInput:
         self.quarantined: Positions = {}
         self._new_marks: Positions = {}
 
-    def take(self, step: int, log: InputLog | None = None) -> list[RowSlice]:
+    def take(self, step: int, log: InputLog | None = None) -> StepRows:
         """The rows of one step; steps are taken in order.
 
         Which files are quarantined is found before the first step and logged with it.
@@ -431,15 +454,17 @@ class FileInput:
                 self.quarantined |= marks
             self._index = self._find_chunks(decided=log is not None and log.last >= 0)
         index = self._index
-        slices: list[RowSlice] = []
+        slices = StepRows(most_kept(self._chunks.reader.query))
         needed = [chunk for chunk in index if chunk.first <= step <= chunk.last]
         later = [chunk for chunk in index if chunk.first > step]
-        held = 0
-        for chunk in [*needed, *later[:_AHEAD]]:
+        held, ahead = 0, iter([*needed, *later])
+        for chunk in islice(ahead, _AHEAD):
             self._begin(chunk)
         for chunk in needed:
+            for another in islice(ahead, 1):
+                self._begin(another)
             for rows in self._begin(chunk).result():
-                slices += [(rows, first, end) for at, *_, first, end in rows.runs if at == step]
+                slices.add([(rows, first, end) for at, *_, first, end in rows.runs if at == step])
                 held += rows.bytes
             if chunk.last == step or held > self._memory:
                 chunk.rows = None  # its time is over, or it is read again when needed

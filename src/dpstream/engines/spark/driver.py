@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pyarrow as pa
 
 from dpstream.engines.chunks import OperatorCounts, first_types
+from dpstream.engines.clock import OverdueTriggers
 from dpstream.engines.embedded.step_rows import check_columns
 from dpstream.engines.query_run import QueryRun
 from dpstream.engines.run_storage import step_content
@@ -180,6 +181,7 @@ class SparkRun(QueryRun):
     def _by_the_clock(self) -> Iterator[pa.Table]:
         """Steps at their times, with data or without: the driver's clock is the heartbeat."""
         schedule, source = self.query.schedule, self.source
+        overdue = OverdueTriggers(self.clock, self.stopped, self.options.overdue_at_once)
         query = None
         if isinstance(source, FrameSource):
             query = self._intake.stream(source.frame, processingTime=self.spark.batch_every)
@@ -187,6 +189,7 @@ class SparkRun(QueryRun):
             while schedule.steps is None or self.steps_done < schedule.steps:
                 time = schedule.time_of(self.steps_done)
                 assert time is not None
+                overdue.pace(time)
                 while self.clock.now() < time:
                     if self.stopped.is_set():
                         return
@@ -241,7 +244,7 @@ class SparkRun(QueryRun):
         self.steps_done = end
         self._windows.settle(end)
         if self._storage.directory is not None:
-            self._storage.directory.log.forget_before(end)
+            self._storage.directory.settle(end, endless=self.live)
         return [publication.table for publication in publications]
 
     def _clean(self) -> None:

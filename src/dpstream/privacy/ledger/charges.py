@@ -298,6 +298,7 @@ class KnownRun:
             self.epoch = record["epoch"]
         elif "reached" in record:
             last, digests = record["reached"], record["digests"]
+            digests = digests.split() if isinstance(digests, str) else digests  # folded
             self.digests.update(enumerate(digests, start=last + 1 - len(digests)))
             self.reached, self.types = max(self.reached, last), record["types"]
             while len(self.digests) > max(RECENT, len(digests)):

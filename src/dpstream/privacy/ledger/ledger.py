@@ -17,8 +17,9 @@ import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,18 +34,30 @@ from dpstream.errors import (
 from dpstream.privacy.amounts import GRID
 from dpstream.privacy.ledger.balance import Book, DigestAt, report
 from dpstream.privacy.ledger.charges import Charge, KnownRun, Terms, is_about_run
+from dpstream.privacy.ledger.compaction import fold
 from dpstream.privacy.ledger.refusals import in_words, protection, refuse_overspend
 from dpstream.privacy.state.journal import Journal, Record, this_process
 
+BACKUPS = timedelta(days=35)
+"""For how long a backup of a state directory may be put back, unless a ledger says otherwise."""
 _KEEP = 1 << 14  # steps held in memory beyond the window; older ones are read back if asked for
+_VERBATIM = timedelta(days=1)  # records that a compaction leaves as they are
+_WORTHWHILE = 1024  # records that it folds at least
 _REFUSALS = (BudgetExceeded, NoiseReuse, LedgerError)
 
 
 class Ledger:
     """Books by dataset, and the runs charged to them, in a file or (path None) in memory."""
 
-    def __init__(self, path: str | Path | None = None) -> None:
+    def __init__(self, path: str | Path | None = None, *, backups: timedelta = BACKUPS) -> None:
+        """`backups`: for how long a backup of a state directory may be put back.
+
+        The digests of so many days' steps are kept.
+        """
         self.path = None if path is None else Path(path)
+        if backups < timedelta():
+            raise InvalidParameter(f"backups must be a length of time; got {backups}")
+        self._backups, self._look_again = backups, ""
         self._journal = (
             None
             if self.path is None
@@ -143,7 +156,10 @@ class Ledger:
     ) -> int | None:
         """The last step that an interval or cover pays for; -1 if there is none."""
         with self._locked():
-            span = self._book(dataset).account.interval((run, query, purpose, first))
+            key = (run, query, purpose, first)
+            span = self._book(dataset).account.interval(key)
+            if span is None:  # it may be among those that were settled
+                span = self._book(dataset, oldest=first).account.interval(key)
             return -1 if span is None else span[1]
 
     def left(self, dataset: str, step: int | None = None) -> Fraction:
@@ -168,7 +184,7 @@ class Ledger:
             records = self._read_all()
         for record in records:
             about = record.get("dataset"), record.get("book")
-            if dataset is None or dataset in about or "repaired" in record:
+            if dataset is None or dataset in about or about == (None, None):
                 yield record
 
     # Runs
@@ -254,7 +270,15 @@ class Ledger:
 
     def identity(self) -> str:
         """Which file this is on this machine ("" in memory): a copy has another identity."""
-        return "" if self._journal is None else self._journal.identity()
+        with self._lock:
+            return "" if self._journal is None else self._journal.identity()
+
+    def replaces(self, identity: str) -> bool:
+        """Is this the file with that identity, or what compactions have put in its place?"""
+        if self._journal is None:
+            return not identity
+        with self._locked():
+            return self._journal.replaces(identity)
 
     def head(self) -> tuple[int, str]:
         """Where the file ends now, to recognise it later; (0, "") in memory."""
@@ -319,6 +343,34 @@ class Ledger:
                 }
             )
 
+    def compact(self) -> None:
+        """Fold the oldest records of a file that has grown long; no answer changes by that.
+
+        What is younger than a day stays as it is, and digests of steps as long as `backups` says.
+        """
+        journal, now = self._journal, _now()
+        if journal is None or now < self._look_again:
+            return
+        with self._locked():
+            if journal.is_long:
+                self._look_again = _before(now, -_VERBATIM)
+                journal.compact(partial(self._fold, now))
+
+    def _fold(self, now: str, records: list[Record], folded: int) -> tuple[list[Record], int]:
+        recent = _before(now, _VERBATIM)
+        count = next((n for n, r in enumerate(records) if r["at"] >= recent), len(records))
+        if count - folded < _WORTHWHILE:
+            return [], folded
+        books: dict[str, Record] = {}
+        for name, book in self._books.items():
+            behind = max(_KEEP, book.reach) + (book.terms.width or 0)
+            books[name] = {
+                "peak": book.account.peak,
+                "settled": max(0, book.account.newest - behind) if book.terms.width else 0,
+            }
+        old = [*records[:count], {"compacted": records[count - 1]["at"], "at": now}]
+        return fold(old, digests_since=_before(now, self._backups), books=books), count
+
     def close(self) -> None:
         """Release the file."""
         if self._journal is not None:
@@ -342,6 +394,9 @@ class Ledger:
             if self._broken:
                 raise LedgerError("a charge to this book was cut short; start a new one")
             try:
+                if self._journal is not None and not self._journal.head()[0]:  # nothing is read yet
+                    self._books.clear()
+                    self._runs.clear()
                 for record in self._journal.read_new() if self._journal else ():
                     self._apply(record)
                 yield
@@ -364,13 +419,15 @@ class Ledger:
     def _apply(self, record: Record) -> None:
         """Make in memory the change that a record of the file stands for."""
         if "book" in record:
-            self._books.setdefault(record["book"], Book(Terms.from_json(record["terms"])))
+            book = Book(Terms.from_json(record["terms"]), since=record.get("settled", 0))
+            book.account.peak = record.get("peak", 0)
+            self._books.setdefault(record["book"], book)
         elif is_about_run(record):
             self._runs.setdefault(record["run"], KnownRun()).apply(record)
         elif "peak" in record:
             account = self._books[record["dataset"]].account
             account.peak = max(account.peak, record["peak"])
-        elif "repaired" not in record:  # which is for people
+        elif "amount" in record:  # others are for people
             self._books[record["dataset"]].add(Charge.from_json(record))
 
     def _append(self, record: Record) -> None:
@@ -459,3 +516,11 @@ _warned = False
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+def _before(now: str, length: timedelta) -> str:
+    """The moment that was so long before."""
+    try:
+        return (datetime.fromisoformat(now) - length).isoformat(timespec="milliseconds")
+    except OverflowError:
+        return ""  # before everything

@@ -117,10 +117,21 @@ def erase(path: Path) -> None:
     sync_directory(path.parent)
 
 
+def erase_part(path: Path, rest: bytes) -> None:
+    """Leave only `rest` of a file, atomically; then overwrite what was there."""
+    if not rest:
+        erase(path)
+        return
+    with path.open("r+b", buffering=0) as file:
+        replace(path, rest)
+        _write(file.fileno(), _zeros(os.fstat(file.fileno()).st_size))
+        os.fsync(file.fileno())
+
+
 def _write(fd: int, content: Sequence[Buffer]) -> None:
     """Write all buffers, one after another, from the start of a file."""
     if sum(len(buffer) for buffer in content) < _LARGE:
-        _write_all(fd, b"".join(content))
+        write_all(fd, b"".join(content))
         return
     direct = _set_direct(fd, on=True)
     with mmap.mmap(-1, _STAGE) as stage:
@@ -135,7 +146,7 @@ def _write(fd: int, content: Sequence[Buffer]) -> None:
                     direct, filled = _write_stage(fd, stage, direct=direct), 0
         if direct:
             _set_direct(fd, on=False)
-        _write_all(fd, stage[:filled])
+        write_all(fd, stage[:filled])
 
 
 def _zeros(size: int) -> list[Buffer]:
@@ -148,7 +159,7 @@ def _zeros(size: int) -> list[Buffer]:
     return [stage[: size - at] for at in range(0, size, _STAGE)]
 
 
-def _write_all(fd: int, content: Buffer) -> None:
+def write_all(fd: int, content: Buffer) -> None:
     """Write everything, however many calls it takes."""
     left = memoryview(content)
     while len(left):
@@ -169,7 +180,7 @@ def _write_stage(fd: int, stage: mmap.mmap, *, direct: bool) -> bool:
                 return True
             _set_direct(fd, on=False)  # blocks of another size, or a write that was cut short
         with whole[written:] as rest:
-            _write_all(fd, rest)
+            write_all(fd, rest)
     return False
 
 

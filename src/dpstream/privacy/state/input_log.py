@@ -35,8 +35,13 @@ def logged_types(path: Path) -> list[bytes]:
 def logged_quarantine(path: Path) -> dict[str, Any]:
     """The partitions that are quarantined by a log, and how, without its lock."""
     with closing(Journal(path, kind="input log")) as journal:
-        positions = [record.get("positions") or {} for record in journal.read_new()]
-    moved = {name: at for each in positions for name, at in each.items()}
+        return _quarantined(journal.read_new())
+
+
+def _quarantined(records: Sequence[Record]) -> dict[str, Any]:
+    moved: dict[str, Any] = {}
+    for record in records:
+        moved |= record.get("positions") or record.get("quarantined") or {}
     return {name: at for name, at in moved.items() if is_quarantined(at)}
 
 
@@ -73,7 +78,9 @@ class InputLog:
         self.epochs: list[str] = []  # one for each start, the newest last
         self.types: list[bytes] = []  # of columns, as they became known, the newest last
         self.ledger_head: tuple[int, str] | None = None
+        self.told = self._headed = -1  # up to `told` the ledger was told before more was logged
         self.last = -1  # the newest logged step
+        self._enough = 0  # bytes of the file that it is worth to compact it at
         for record in records[1:]:
             self._apply(record)
 
@@ -82,13 +89,14 @@ class InputLog:
             self.epochs.append(record["epoch"])
         elif "types" in record:
             self.types.append(bytes.fromhex(record["types"]))
-        else:
+        elif "step" in record:
             self.last = record["step"]
             self._digests[self.last] = bytes.fromhex(record["digest"])
             if "positions" in record:
                 self.positions[self.last] = record["positions"]
             if "ledger" in record:
                 self.ledger_head = (record["ledger"][0], record["ledger"][1])
+                self.told, self._headed = self._headed, self.last
 
     def begin(self, epoch: str) -> None:
         """A process starts, or goes on with, the run."""
@@ -153,6 +161,25 @@ class InputLog:
         with self._lock:  # snapshots settle on a thread of their own
             self._digests = {s: d for s, d in self._digests.items() if s >= step or s == self.last}
             self.positions = {s: p for s, p in self.positions.items() if s >= step - 1}
+
+    def compact_before(self, step: int) -> None:
+        """Drop from a long file, too, what no replay can reach any more, and epochs that are over.
+
+        The newest epoch is in the ledger. What is quarantined stays, for the operator.
+        """
+
+        def fold(records: list[Record], folded: int) -> tuple[list[Record], int]:
+            first = min(step - 1, self.told)
+            count = next(n for n, r in enumerate(records) if r.get("step", -1) >= first)
+            kept = [r for r in records[:count] if "types" in r]
+            kept += [r for r in records[:count] if "epoch" in r][-1:]
+            marks = _quarantined(records[:count])
+            return [records[0], *kept, *([{"quarantined": marks}] if marks else [])], count
+
+        with self._lock:
+            if self._journal.is_long and self._journal.size >= self._enough:
+                self._journal.compact(fold)
+                self._enough = 2 * self._journal.size
 
     def close(self) -> None:
         """Release the log to another process."""

@@ -10,6 +10,12 @@ What is missing at the end leaves a valid file: where that matters, the file has
 last record, and a checksum. A new end is written over the older slot, in place and synced, after
 the record is durable. So the journal is never behind its head, and ahead of it by one append at
 most: a kill between the two syncs. A slot that a kill has torn belongs to an append that is whole.
+
+A journal that has grown long is compacted: its first line then holds, in place of the oldest
+records, the ones that they fold to. The rest stays as it is, each record with its tag and with the
+offset that it had (`offset` below is always that one), so the head, and whoever has noted an end,
+need not know. The new file takes the old one's name under the lock and lists the old one's
+identity; who has the old one open goes over to it.
 """
 
 from __future__ import annotations
@@ -29,14 +35,21 @@ from dpstream.errors import DpstreamError, NewBook, StateError
 from dpstream.privacy.state.durable_files import (
     file_identity,
     make_directory,
+    remove_leftovers,
     replace,
     sync_directory,
+    write_all,
     write_hidden,
 )
 
 Record = dict[str, Any]
+Fold = Callable[[list[Record], int], tuple[list[Record], int]]
+"""Of all records, the first so many of which are folded ones, and what the oldest of them fold to:
+records, and how many they stand for."""
 
 FORMAT = 1
+COMPACTED = 2
+LARGE = 1 << 20  # bytes of a file that a compaction may be worth
 _PAGE = 4096  # a torn write of one slot leaves the other alone
 _NO_TAG = "0" * 16  # before the first record
 
@@ -91,7 +104,11 @@ class Journal:
         self._thread_lock, self._depth = threading.RLock(), 0
         self._process = this_process.id
         self._offset, self._tag = 0, _NO_TAG
-        self._head = _Head(Path(os.path.realpath(self.place)), error) if head else None
+        self._base: JournalEnd | None = None  # where what was folded has ended
+        self._shift = 0  # how much longer the file would be with it
+        self._was: list[str] = []
+        self._real = Path(os.path.realpath(self.place))
+        self._head = _Head(self._real, error) if head else None
         if new and self._head is not None:
             self._begin_anew(self._head)
 
@@ -132,21 +149,49 @@ class Journal:
             raise self._error(f"{self.path} was opened before a fork; open it in each process")
         if self._fd < 0:
             raise self._error(f"{self.path} was closed; open it again")
+        while True:
+            try:
+                fcntl.flock(self._fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            except BlockingIOError:
+                raise self._error(
+                    f"{self.path} is in use by another process or runner; stop or close that "
+                    "first, or give this one its own state directory"
+                ) from None
+            try:
+                if os.path.samestat(os.stat(self.place), os.fstat(self._fd)):
+                    return
+                self._follow()
+            except FileNotFoundError:
+                fcntl.flock(self._fd, fcntl.LOCK_UN)
+                raise self._replaced() from None
+            except BaseException:
+                fcntl.flock(self._fd, fcntl.LOCK_UN)
+                raise
+
+    def _follow(self) -> None:
+        """Go over to the file that a compaction has put in this one's place.
+
+        What was read of this one stays read, unless it was folded since: then nothing was.
+        """
+        fd = os.open(self.place, os.O_RDWR | os.O_CLOEXEC)
         try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            raise self._error(
-                f"{self.path} is in use by another process or runner; stop or close that first, "
-                "or give this one its own state directory"
-            ) from None
-        try:
-            current = os.stat(self.place)
-        except FileNotFoundError:
-            current = None
-        opened = os.fstat(self._fd)
-        if current is None or (current.st_dev, current.st_ino) != (opened.st_dev, opened.st_ino):
-            fcntl.flock(self._fd, fcntl.LOCK_UN)
-            raise self._error(f"{self.path} was replaced or removed while in use; restore it")
+            with os.fdopen(os.dup(fd), "rb") as file:
+                line = file.readline()
+            header = json.loads(line[17:]) if _verifies(_NO_TAG, line[:-1]) else {}
+            if file_identity(self._fd) not in _predecessors(header, fd):
+                raise self._replaced()
+        except BaseException:
+            os.close(fd)
+            raise
+        os.close(self._fd)
+        self._fd = fd
+        self._take_header(header, len(line))
+        assert self._base is not None
+        if self._offset < self._base.offset:
+            self.rewind()
+
+    def _replaced(self) -> DpstreamError:
+        return self._error(f"{self.path} was replaced or removed while in use; restore it")
 
     def read_new(self) -> list[Record]:
         """Records appended since the last call, by anyone; the header is checked and left out.
@@ -154,7 +199,7 @@ class Journal:
         A record without its newline is a record. Less than a record at the end is left for the
         next writer to cut, if it can only be a kill inside an append that nobody relied on.
         """
-        size = os.fstat(self._fd).st_size
+        size = self._end()
         if size == self._offset > 0:
             return []
         if size < self._offset:
@@ -163,8 +208,8 @@ class Journal:
         records, ends, torn = self._parse(size)
         if noted is not None:
             self._compare(noted, ends, torn)
-        if not torn and size < ends[-1][0]:
-            os.pwrite(self._fd, b"\n", size)  # it was lost
+        if not torn and self._end() < ends[-1][0]:
+            os.pwrite(self._fd, b"\n", self.size)  # it was lost
             os.fsync(self._fd)
         self._offset, self._tag = ends[-1]
         if noted is not None and noted.offset < self._offset:  # a kill came between record and head
@@ -185,10 +230,10 @@ class Journal:
         if self._has_grown():
             raise self._error(f"{self.path} grew since it was read; read it before appending")
         data, tag = _lines(self._tag, batch)
-        os.ftruncate(self._fd, self._offset)  # cut a torn tail
-        written = 0
+        place, written = self._offset - self._shift, 0
+        os.ftruncate(self._fd, place)  # cut a torn tail
         while written < len(data):
-            written += os.pwrite(self._fd, data[written:], self._offset + written)
+            written += os.pwrite(self._fd, data[written:], place + written)
         os.fsync(self._fd)
         if new_file:
             sync_directory(self.place.parent)
@@ -216,15 +261,92 @@ class Journal:
         except self._error:
             noted = None
         self.rewind()
-        _, ends, _ = self._parse(os.fstat(self._fd).st_size)
+        _, ends, _ = self._parse(self._end())
         offset, tag = ends[-1]
         if not offset:
             raise self._error(f"{self.path} is empty: there is nothing to go on with; restore it")
         data, tag = _lines(tag, [record(noted)])
-        os.ftruncate(self._fd, offset - 1)
-        os.pwrite(self._fd, b"\n" + data, offset - 1)
+        os.ftruncate(self._fd, offset - 1 - self._shift)
+        os.pwrite(self._fd, b"\n" + data, offset - 1 - self._shift)
         os.fsync(self._fd)
         self._head.begin(offset + len(data), tag)
+
+    def compact(self, fold: Fold) -> None:
+        """Put a shorter file in this one's place; only a process of the file's owner does it.
+
+        Everything was read before. Records that `fold` returns lead, read in place of the oldest
+        ones, to the same.
+        """
+        if os.fstat(self._fd).st_uid != os.geteuid():
+            return
+        remove_leftovers(self._real.parent, self._real.name)  # of a kill in here
+        kept = self._offset, self._tag
+        try:
+            self.rewind()
+            records, ends, _ = self._parse(self._end())
+            folded_before = len(records) - (len(ends) - 2)
+            folded, count = fold(records, folded_before)
+            if count <= folded_before:
+                return
+            base = ends[1 + count - folded_before]
+            self._offset = base[0]
+            tail = self._read(kept[0])
+        finally:
+            self._offset, self._tag = kept
+        header = {"dpstream": self.kind, "format": COMPACTED, "base": base, "folded": folded}
+        try:
+            self._go_over(header | {"was": [*self._was, self.identity()]}, tail)
+        except OSError as problem:
+            warnings.warn(
+                f"{self.path} has grown to {self.size} bytes and cannot be compacted: "
+                f"{problem.strerror or problem}; it is used as it is, and goes on growing",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+
+    def _go_over(self, header: Record, tail: bytes) -> None:
+        """Put a file with this first line and this rest in the place of this one, and use it."""
+        temporary = write_hidden(self._real)
+        fd = os.open(temporary, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)  # who finds it waits
+            os.fchmod(fd, os.fstat(self._fd).st_mode & 0o777)
+            header["identity"] = file_identity(fd)
+            line, _ = _lines(_NO_TAG, [header])
+            write_all(fd, line)
+            write_all(fd, tail)
+            os.fsync(fd)
+            os.replace(temporary, self._real)
+        except BaseException:
+            os.close(fd)
+            temporary.unlink(missing_ok=True)
+            raise
+        os.close(self._fd)
+        self._fd = fd
+        self._take_header(header, len(line))
+        sync_directory(self._real.parent)
+
+    def _take_header(self, header: Record, size: int) -> None:
+        """What the first line, of so many bytes, says about the rest."""
+        self._base, self._shift = None, 0
+        self._was = _predecessors(header, self._fd)
+        if "base" in header:
+            self._base = JournalEnd(*header["base"])
+            self._shift = self._base.offset - size
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file."""
+        return os.fstat(self._fd).st_size
+
+    @property
+    def is_long(self) -> bool:
+        """May a compaction be worth its while?"""
+        return self.size >= LARGE
+
+    def _end(self) -> int:
+        """The offset where the file ends."""
+        return self.size + self._shift
 
     def rewind(self) -> None:
         """Forget what was read, so that `read_new` starts from the first record again."""
@@ -235,20 +357,29 @@ class Journal:
         return self._offset, self._tag
 
     def has(self, head: tuple[int, str]) -> bool:
-        """Does the file begin with what it held at `head`? Not if it was rolled back or swapped."""
+        """Does the file begin with what it held at `head`? Not if it was rolled back or swapped.
+
+        Of what was folded since, this cannot be seen: it may have.
+        """
         offset, tag = head
-        if offset == 0 or os.fstat(self._fd).st_size < offset:
+        if self._base is not None and offset <= self._base.offset:
+            return offset < self._base.offset or tag == self._base.tag
+        if offset == 0 or self._end() < offset:
             return offset == 0
-        size, begin, last = 0, -1, b""
-        while begin < 0 and size < offset:  # until the last record begins in what is read
-            size = min(max(2 * size, 1 << 12), offset)
-            last = os.pread(self._fd, size, offset - size)
+        size, begin, last, end = 0, -1, b"", offset - self._shift
+        while begin < 0 and size < end:  # until the last record begins in what is read
+            size = min(max(2 * size, 1 << 12), end)
+            last = os.pread(self._fd, size, end - size)
             begin = last.rfind(b"\n", 0, len(last) - 1)
         return last[begin + 1 : begin + 17] == tag.encode()
 
     def identity(self) -> str:
         """Which file this is on this machine: a copy has another identity."""
         return file_identity(self._fd)
+
+    def replaces(self, identity: str) -> bool:
+        """Is this the file with that identity, or what compactions have put in its place?"""
+        return identity == self.identity() or identity in self._was
 
     def close(self) -> None:
         """Release the file and its lock."""
@@ -262,7 +393,8 @@ class Journal:
 
     def _read(self, size: int) -> bytes:
         """Everything from the offset to `size`; one call may return less (2 GiB at most)."""
-        parts, at = [], self._offset
+        shift = self._shift if self._offset else 0
+        parts, at, size = [], self._offset - shift, size - self._shift
         while at < size and (part := os.pread(self._fd, size - at, at)):
             parts.append(part)
             at += len(part)
@@ -272,7 +404,7 @@ class Journal:
         """The file was not there: say so if its head says that it has been."""
         with self.locked():
             noted = head.read()
-            if noted is None or not noted.offset or os.fstat(self._fd).st_size:
+            if noted is None or not noted.offset or self.size:
                 return
             warnings.warn(
                 f"{self.path} was removed (it held {noted.offset} bytes, {head.path.name} says): a "
@@ -316,11 +448,14 @@ class Journal:
             if not _verifies(tag, line):
                 raise self._damaged(offset)
             record: Record = json.loads(line[17:])
-            if offset == 0:
-                self._check_header(record)
-            else:
+            if offset:
                 records.append(record)
-            ends.append((offset + len(line) + 1, line[:16].decode()))
+                ends.append((offset + len(line) + 1, line[:16].decode()))
+                continue
+            self._check_header(record)
+            self._take_header(record, len(line) + 1)
+            records += record.get("folded", [])
+            ends.append(tuple(record.get("base", (len(line) + 1, line[:16].decode()))))
         else:
             return records, ends, False
         if _is_record(ends[-1][1], tail):
@@ -354,7 +489,7 @@ class Journal:
 
     def _has_grown(self) -> bool:
         """Is there more than a torn tail after what was read?"""
-        tail = self._read(os.fstat(self._fd).st_size)
+        tail = self._read(self._end())
         return b"\n" in tail or _is_record(self._tag, tail)
 
     def _damaged(self, offset: int) -> DpstreamError:
@@ -374,10 +509,10 @@ class Journal:
                 f"{self.path} is a dpstream {record.get('dpstream')!r} file; "
                 f"a {self.kind!r} file was expected"
             )
-        if record.get("format") != FORMAT:
+        if record.get("format") not in (FORMAT, COMPACTED):
             raise self._error(
-                f"{self.path} has format {record.get('format')}; this version reads {FORMAT}; "
-                "use the version of dpstream that wrote it"
+                f"{self.path} has format {record.get('format')}; this version reads {FORMAT} and "
+                f"{COMPACTED}; use the version of dpstream that wrote it"
             )
 
 
@@ -434,6 +569,12 @@ def _open_or_create(path: Path) -> tuple[int, bool]:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         sync_directory(path.parent)  # who notes which file it is must find it again
         return fd, True
+
+
+def _predecessors(header: Record, fd: int) -> list[str]:
+    """Which files this one, by its header, was put in the place of; a copy of it was in none."""
+    was: list[str] = header.get("was", [])
+    return was if header.get("identity") == file_identity(fd) else []
 
 
 def _lines(tag: str, records: Iterable[Record]) -> tuple[bytes, str]:

@@ -119,6 +119,16 @@ class RunDirectory:
             self.ledger.note_windows(self.dataset, run, minted=minted, final=final, epoch=epoch)
         self._epoch, self._reached = epoch, self.ledger.known(run).reached
 
+    def settle(self, step: int, *, endless: bool) -> None:
+        """No recovery goes back beyond `step`; an endless run's files are compacted behind it.
+
+        Other runs may begin again at their first step.
+        """
+        self.log.forget_before(step)
+        if endless and self._epoch:
+            self.log.compact_before(step)
+            self.ledger.compact()
+
     def note_windows(self, minted: int, final: int) -> None:
         """Tell the ledger before a new key is used; without an epoch keys are only erased."""
         run, epoch = self.run.hex(), self._epoch or None
@@ -476,7 +486,7 @@ def adopt(folder: Path, *, ledger: Ledger, because: str, who: str) -> About:
 
 def refuse_moved(folder: Path, about: About, ledger: Ledger) -> None:
     """The ledger must be the file that the run is charged to, not a copy of it."""
-    if ledger.identity() == about["ledger"]:
+    if ledger.replaces(about["ledger"]):
         return
     way_out = f"dpstream state adopt {folder} --ledger {ledger.path} --because TEXT"
     if about["own ledger"] and _is_own(folder, ledger):
@@ -492,9 +502,14 @@ def refuse_moved(folder: Path, about: About, ledger: Ledger) -> None:
     )
 
 
-def refuse_rolled_back(folder: Path, ledger: Ledger, head: tuple[int, str]) -> None:
-    """The ledger must hold what it held at `head`, when the run saw it last."""
-    if not ledger.has(head):
+def refuse_rolled_back(
+    folder: Path, ledger: Ledger, head: tuple[int, str], *, run: bytes, told: int
+) -> None:
+    """The ledger must hold what it held at `head`, when the run saw it last.
+
+    A compaction may have folded that; what it was told of the run's steps is there all the same.
+    """
+    if not ledger.has(head) or ledger.known(run.hex()).reached < told:
         raise StateError(
             f"{ledger.path} lacks charges that {folder} has seen: it was rolled back; restore it"
         )
@@ -505,7 +520,7 @@ def _compare(directory: RunDirectory) -> None:
     folder, ledger, log = directory.folder, directory.ledger, directory.log
     known = ledger.known(directory.run.hex())
     if log.ledger_head is not None:
-        refuse_rolled_back(folder, ledger, log.ledger_head)
+        refuse_rolled_back(folder, ledger, log.ledger_head, run=directory.run, told=log.told)
     if not known.epoch and log.last >= 0:
         raise StateError(
             f"the ledger {ledger.path} knows nothing of the run in {folder}, which was charged; "
