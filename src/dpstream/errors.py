@@ -3,7 +3,8 @@
     DpstreamError
     |- InvalidParameter      a parameter cannot be used (also a ValueError)
     |- InvalidInput          the data cannot be used (also a ValueError)
-    |  `- RowsLost           rows that are needed are gone from the source for good
+    |  |- RowsLost           rows that are needed are gone from the source for good
+    |  `- UnusableFile       one file is damaged, or lacks a column that is asked for
     |- ServerUnreachable     a server did not answer for as long as was allowed (also an OSError)
     |- BudgetExceeded        the ledger refuses: the charge does not fit
     |- LedgerError           the ledger file is damaged, foreign, or contradicts a charge
@@ -20,6 +21,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
+from pathlib import Path
 
 
 class DpstreamError(Exception):
@@ -36,6 +38,10 @@ class InvalidInput(DpstreamError, ValueError):
 
 class RowsLost(InvalidInput):
     """Rows that a run has read, or has to read next, are gone from the source for good."""
+
+
+class UnusableFile(InvalidInput):
+    """One file of a source is damaged or lacks a column: set aside alone, or refused, as asked."""
 
 
 class ServerUnreachable(DpstreamError, ConnectionError):
@@ -74,7 +80,7 @@ class NewBook(UserWarning):
     """A budget begins that nothing else counts: there is no ledger, or its file was removed."""
 
 
-def no_column(place: str, name: str, known: Sequence[str]) -> InvalidInput:
+def no_column(place: str, name: str, known: Sequence[str]) -> UnusableFile:
     """What to say of a column that is not there.
 
     >>> print(no_column("log.csv", "amuont", ["user", "amount"]))
@@ -84,4 +90,21 @@ def no_column(place: str, name: str, known: Sequence[str]) -> InvalidInput:
     """
     near = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
-    return InvalidInput(f"{place} has no column {name!r}; {hint}its columns are {', '.join(known)}")
+    return UnusableFile(f"{place} has no column {name!r}; {hint}its columns are {', '.join(known)}")
+
+
+def unreadable(path: Path, problem: Exception, *, kind: str = "") -> InvalidInput:
+    """What to say of a file that cannot be opened or read, or not as its `kind`.
+
+    A disk or a server that fails says nothing of the file: then it is no `UnusableFile`.
+    """
+    if isinstance(problem, FileNotFoundError):
+        return InvalidInput(f"there is no file {path}; put it back, or leave it out of the source")
+    if isinstance(problem, PermissionError):
+        return UnusableFile(f"{path} may not be read by this user; grant read permission")
+    number = problem.errno if isinstance(problem, OSError) else None
+    error = UnusableFile if number is None else InvalidInput
+    if kind:
+        reason = str(problem).partition("\n")[0]
+        return error(f"{path} cannot be read as {kind}: {reason}; write the file again")
+    return error(f"{path} cannot be read: {problem}")

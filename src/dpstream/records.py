@@ -10,6 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from dpstream.errors import no_column
+
 Reals = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]
@@ -96,8 +98,8 @@ class Source(Protocol):
     has waited as long as its user allows.
 
     What a source may be able to do beside this is a protocol of its own: `CommittingSource`,
-    `EndingSource`, `StartOffsets`, `FinitePartitions`, `StampedPartitions`,
-    `EmptyingSource`, `ChunkRanges`, `InferredTypes`. The engine asks `isinstance`; a source without
+    `EndingSource`, `StartOffsets`, `FinitePartitions`, `StampedPartitions`, `EmptyingSource`,
+    `ChunkRanges`, `CheckedSource`, `InferredTypes`. The engine asks `isinstance`; a source without
     the ability is treated as each of them says.
     """
 
@@ -213,6 +215,24 @@ class ChunkRanges(Source, Protocol):
 
 
 @runtime_checkable
+class CheckedSource(Source, Protocol):
+    """A source that can try a partition before any row of it is counted, as files can.
+
+    A partition of any other source that cannot be read stops the run.
+    """
+
+    @property
+    def quarantines(self) -> bool:
+        """Is a partition that cannot be used set aside? Otherwise it stops the run."""
+
+    def check(self, partition: str, columns: Columns, *, whole: bool = False) -> Position:
+        """None if these columns can be read; else the position that says that it is quarantined.
+
+        `whole`: read all of it, where reading would not find the damage before rows are counted.
+        """
+
+
+@runtime_checkable
 class InferredTypes(Source, Protocol):
     """A source that takes the types of some columns from their values, as pandas does.
 
@@ -288,6 +308,23 @@ def fence(sink: Sink | None, name: str, run: str) -> None:
         sink.fence(name, run)
 
 
+def select_columns(place: str, known: Sequence[str], columns: Columns) -> list[str]:
+    """The columns that are asked for, in the order of those known; None asks for all."""
+    for name in columns or ():
+        if name not in known:
+            raise no_column(place, name, known)
+    return [name for name in known if columns is None or name in columns]
+
+
+def is_quarantined(position: Position) -> bool:
+    """Does a position say that nothing (more) of its partition is ever read?
+
+    It holds the digest of what was there, the reason, and `after`, up to where rows were counted.
+    Being a position, it is logged with the step that met it, and every replay follows it.
+    """
+    return isinstance(position, dict) and "quarantined" in position
+
+
 def is_reached(position: Position, end: Position) -> bool:
     """Is a position at another one of its partition, or behind it?
 
@@ -298,7 +335,12 @@ def is_reached(position: Position, end: Position) -> bool:
 
 
 def position_order(position: Position) -> Any:
-    """What positions of a partition rise by: numbers, or lists item by item; null is the least."""
+    """What positions of a partition rise by: numbers, or lists item by item.
+
+    Null is the least, a quarantine the last.
+    """
     if isinstance(position, list | tuple):
         return (1, [position_order(item) for item in position])
+    if is_quarantined(position):
+        return (2, 0)
     return (0, 0) if position is None else (1, position)

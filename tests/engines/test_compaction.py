@@ -13,6 +13,7 @@ from benchmarks.recovery_case import CheckingSink
 from dpstream.errors import InvalidParameter, NoiseReuse, StateError
 from dpstream.privacy.ledger import ledger as ledgers
 from dpstream.privacy.state import InputLog, journal
+from dpstream.privacy.state.input_log import logged_quarantine
 from dpstream.session.pipeline import load_pipeline
 from tests.stored.cases import CLICKS
 from tests.support.fixed import RUN, SECRET
@@ -83,6 +84,20 @@ def test_compactions_change_no_release(tmp_path, name, monkeypatch, request):
     assert len(killed) > 3
     assert [nth for nth, after in killed if after.published != expected] == []
     assert [nth for nth, after in killed if after.charges != charges] == []
+
+
+def test_a_compacted_log_still_names_quarantined_files(tmp_path, always):
+    """`dpstream state quarantine` lists them from it; also after a second time."""
+    path, mark = tmp_path / "inputs.log", {"quarantined": "00", "reason": "cut"}
+    with closing(InputLog(path, run=RUN, new=True)) as log:
+        for step in range(60):
+            positions = {"p": step} | ({"a.csv.gz": mark} if step == 3 else {})
+            log.record(step, [bytes(16)], ledger=(step, "tag"), positions=positions)
+            if step % 20 == 19:
+                log.compact_before(step - 5)
+    with closing(InputLog(path, run=RUN)) as log:
+        assert (log.last, 3 in log.positions) == (59, False)
+    assert logged_quarantine(path) == {"a.csv.gz": mark}
 
 
 def test_a_compacted_log_still_refuses_other_data(tmp_path, always):

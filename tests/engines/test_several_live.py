@@ -353,6 +353,7 @@ def test_a_series_beside_a_group_by_with_history(tmp_path):
         for query, name, book in ((asked[0], "stream", book), (series, "other", dps.Ledger()))
     ]
     publishing = Publishing(Runs.together(both))
+    until(lambda: len(clock.by_reader) == 2)  # each has looked at its history
     live_through(clock, arrivals(tmp_path / "in"), [asked[0], series])
     publishing.join()
     counted = sum(

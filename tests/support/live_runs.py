@@ -2,7 +2,8 @@
 
 import hashlib
 import os
-from threading import Thread
+from collections import Counter
+from threading import Thread, current_thread
 from threading import enumerate as enumerate_threads
 
 import pyarrow as pa
@@ -166,12 +167,15 @@ class HandClock:
 
     def __init__(self, now=0):
         self.time, self.looks = now, 0
+        self.by_reader = Counter()  # looks
 
     def now(self):
         return self.time
 
     def wait(self, until, stop):
         self.looks += 1
+        if current_thread().name == "dpstream-reader":
+            self.by_reader[current_thread()] += 1
         stop.wait(0.001)
 
     def move(self, time):
@@ -180,8 +184,10 @@ class HandClock:
         self.settle()
 
     def settle(self):
-        seen = self.looks
+        seen, readers = self.looks, self.by_reader.copy()
         until(lambda: self.looks > seen + 2 or self.over(), every=0.001)
+        for reader, looks in readers.items():
+            until(lambda r=reader, n=looks: self.by_reader[r] > n + 2 or not r.is_alive())
 
     def over(self):
         return self.looks and not any(one.name == "dpstream-reader" for one in enumerate_threads())

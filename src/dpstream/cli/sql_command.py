@@ -130,6 +130,9 @@ def sql(
     live: Annotated[
         bool, Option("--live", help="Read a directory that grows, by the clock.")
     ] = False,
+    on_damage: Annotated[
+        str, Option(help="A file that cannot be read: quarantine it and go on, or stop.")
+    ] = "quarantine",
     on_done: Annotated[
         str,
         Option(
@@ -169,6 +172,7 @@ def sql(
         sink=sink or kept,
         state=state,
         live=live,
+        on_damage=on_damage,
         on_done=on_done,
         secret=secret,
         ledger=book if isinstance(book, Ledger) else ledger,

@@ -14,7 +14,8 @@ from dpstream.cli.ledger_command import File
 from dpstream.cli.output import AsJson, UsageError, print_json
 from dpstream.errors import StateError
 from dpstream.privacy.ledger.ledger import Ledger
-from dpstream.privacy.state.run_directory import adopt
+from dpstream.privacy.state.input_log import logged_quarantine
+from dpstream.privacy.state.run_directory import adopt, read_about
 
 app = typer.Typer(help="Look after state directories.")
 
@@ -79,6 +80,32 @@ def adopt_directory(
         return
     for one in adopted:
         print(f"{one['directory']} is adopted (run {one['run']}, charged to {one['ledger']})")
+
+
+@app.command("quarantine")
+def list_quarantine(
+    folder: Annotated[
+        Path, Argument(metavar="DIR", help="A state directory, of one run or of a pipeline.")
+    ],
+    as_json: AsJson = False,
+) -> None:
+    """List the files that runs have set aside because they could not be read.
+
+    A run never reads them again, whatever becomes of them: mend a file and give it a new name. Runs
+    on Spark tell theirs in the dead letters.
+    """
+    listed = []
+    for place in _runs_in(folder):
+        about = read_about(place)
+        assert about is not None
+        for name, mark in logged_quarantine(place / about["log"]).items():
+            facts = {"file": name, "sha256": mark["quarantined"], "reason": mark["reason"]}
+            listed.append({"directory": str(place), **facts, "counted_up_to": mark.get("after")})
+    if as_json:
+        print_json({"quarantined": listed})
+        return
+    for one in listed:
+        print(f"{one['directory']}: {one['file']} (SHA-256 {one['sha256']}): {one['reason']}")
 
 
 def _runs_in(folder: Path) -> list[Path]:

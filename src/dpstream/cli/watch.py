@@ -106,6 +106,8 @@ def tell_operator(runs: list[Run], places: dict[str, Path | None]) -> None:
         "outside the range, "
         f"{most['late']:,} late, {most['rejected']:,} rejected"
     )
+    for name, reason in {n: r for run in runs for n, r in run.operator.quarantined.items()}.items():
+        note(f"{_OPERATOR_ONLY}: {name} is quarantined, none of its rows is counted: {reason}")
     for run in runs:
         aside, place = run.operator.rejected_rows, places[run.query.name]
         if aside:

@@ -14,9 +14,8 @@ import numpy as np
 import pyarrow as pa
 
 from dpstream.connectors.files.parquet import plain_type
-from dpstream.connectors.files.text import select_columns
 from dpstream.errors import InvalidInput
-from dpstream.records import Batch, Columns, Position, Rejected
+from dpstream.records import Batch, Columns, Position, Rejected, select_columns
 from dpstream.rows.column_values import text_of
 
 ROWS = 1 << 18

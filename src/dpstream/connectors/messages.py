@@ -19,10 +19,10 @@ import pyarrow as pa
 from dpstream.connectors.arrow_size import check_decoded_size, check_text_size
 from dpstream.connectors.files.csv import CsvParser
 from dpstream.connectors.files.jsonl import JsonlParser
-from dpstream.connectors.files.text import SHOWN, Parsed, empty_strings, select_columns
+from dpstream.connectors.files.text import SHOWN, Parsed, empty_strings
 from dpstream.connectors.server_base import ServerOptions
 from dpstream.errors import InvalidInput, InvalidParameter
-from dpstream.records import Columns, Integers, Rejected
+from dpstream.records import Columns, Integers, Rejected, select_columns
 from dpstream.rows.column_values import canonical
 from dpstream.rows.number_text import one_number_spelling
 from dpstream.rows.parse import whole_column

@@ -108,14 +108,19 @@ _DATABASES: dict[str, Callable[[Path], Sink]] = {
 
 
 def open_source(
-    spec: Any, *, growing: bool = False, options: Mapping[str, Any] | None = None
+    spec: Any,
+    *,
+    growing: bool = False,
+    options: Mapping[str, Any] | None = None,
+    on_damage: str = "stop",
 ) -> Source:
     """A source for a path, glob, directory, list of them, "-", a URI, or a table in memory.
 
     A directory stands for its files of one format, sorted by name, as they are now; `growing`,
     also for the files that are moved into it later. "-" is standard input. A URI such as
     "kafka://127.0.0.1:9092/clicks" names a server. `options`: further ones of a server, or limits
-    of sizes for files and standard input (`SizeLimits`).
+    of sizes for files and standard input (`SizeLimits`). `on_damage`: a file that cannot be used is
+    quarantined ("quarantine"), or stops the run ("stop").
     """
     if is_uri(spec):
         source: Source = open_uri("source", spec, options)
@@ -130,11 +135,12 @@ def open_source(
         return StandardInput(limits=limits)
     if isinstance(spec, str | os.PathLike):
         if growing and Path(spec).is_dir():
-            return GrowingDirectory(Path(spec), limits=limits)
-        return Files(_expand(spec), limits=limits)
+            return GrowingDirectory(Path(spec), on_damage=on_damage, limits=limits)
+        return Files(_expand(spec), on_damage=on_damage, limits=limits)
     several = isinstance(spec, Sequence) and len(spec) > 0
     if several and all(isinstance(path, str | os.PathLike) for path in spec):
-        return Files((path for each in spec for path in _expand(each)), limits=limits)
+        paths = [path for each in spec for path in _expand(each)]
+        return Files(paths, on_damage=on_damage, limits=limits)
     raise InvalidParameter(
         "a source must be a path, a glob, a directory, a list of them, '-', a URI or a table; got "
         f"{spec!r:.200}"

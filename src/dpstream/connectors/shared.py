@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from dpstream.records import (
     Batch,
+    CheckedSource,
     ChunkRanges,
     Columns,
     ConcurrentSink,
@@ -36,7 +37,7 @@ class SharedSource:
     has it, or while there is room; what one query parses of it, ids of units and groups above all,
     the others share. Other projections (a look at the time column) are read as they are asked for.
     The source is closed when each query has closed it. Of the source's abilities it has
-    `chunk_ranges` and `inferred`.
+    `chunk_ranges`, `check` and `inferred`.
     """
 
     def __init__(
@@ -49,6 +50,8 @@ class SharedSource:
         self._all = list(dict.fromkeys(name for columns in wanted for name in columns))
         self._memory, self._bytes = memory, 0
         self._chunks: OrderedDict[tuple[str, str], Batch] = OrderedDict()
+        self._apart: set[str] = set()  # partitions of which not all wanted columns can be read
+        self.quarantines = isinstance(source, CheckedSource) and source.quarantines
         self._taken = Counter[tuple[str, str]]()  # by how many queries
         self._lock = RLock()
         self._open = len(wanted)
@@ -72,10 +75,21 @@ class SharedSource:
     ) -> Batch:
         """A chunk with the columns that are asked for."""
         with self._lock:
-            if columns is None or frozenset(columns) not in self._wanted:
+            apart = partition in self._apart
+            if apart or columns is None or frozenset(columns) not in self._wanted:
                 return self._source.read(partition, position, columns=columns, until=until)
             chunk = self._chunk(partition, position, until)
         return replace(chunk, table=chunk.table.select(list(columns)))
+
+    def check(self, partition: str, columns: Columns, *, whole: bool = False) -> Position:
+        """As the source says, of what is read for all queries or else of these columns alone."""
+        with self._lock:
+            if not isinstance(self._source, CheckedSource):
+                return None
+            if self._source.check(partition, self._all, whole=whole) is None:
+                return None
+            self._apart.add(partition)
+            return self._source.check(partition, columns, whole=whole)
 
     def chunk_ranges(self, partition: str, column: str) -> list[tuple[Position, int, int]] | None:
         """What the source knows of them."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dpstream.records import Batch, Position, Rejected, Source
+from dpstream.query.column_types import Types
+from dpstream.records import Batch, CheckedSource, Columns, Position, Rejected, Source
 from dpstream.rows.row_batch import RejectedRows, Rows
 from dpstream.rows.row_reader import ParsedColumns, RowReader
 
@@ -29,6 +30,8 @@ class OperatorCounts:
     late: int = 0
     other_keys: int = 0
     latest: list[Rejected] = field(default_factory=list)
+    quarantined: dict[str, str] = field(default_factory=dict)
+    """Partitions that cannot be used, and why."""
     lag_seconds: float = 0.0
     """How long after its trigger the last step of a live run was out."""
     worst_lag_seconds: float = 0.0
@@ -39,6 +42,15 @@ class OperatorCounts:
         self.latest = [*self.latest, *rows][-100:]
         if self.keep_rejected is not None and rows:
             self.keep_rejected(chunk, rows)
+
+    def quarantine(self, partition: str, mark: Position) -> None:
+        """Keep the name, digest and reason of a partition that is not read, or no further."""
+        self.quarantined[partition] = mark["reason"]
+        after, digest = mark.get("after"), mark["quarantined"]
+        which = "the file" if after is None else f"the file after {after}"
+        row = Rejected(where=partition, reason=mark["reason"], row=f"{which}, SHA-256 {digest}")
+        if self.keep_rejected is not None:
+            self.keep_rejected(f"{partition} quarantined", [row])
 
     def count(self, read: int, unused: RejectedRows) -> None:
         """Count the rows that were read, and those that the query's own rules dropped."""
@@ -60,7 +72,18 @@ class OperatorCounts:
             "late": self.late,
             "other_keys": self.other_keys,
             "rejected": self.rejected_rows,
+            "quarantined": len(self.quarantined),
         }
+
+
+def first_types(
+    source: Source, columns: Columns, partitions: Sequence[str] | None = None
+) -> list[Types | None]:
+    """What the first partition that can be used declares; nothing if there is none."""
+    for name in source.partitions() if partitions is None else partitions:
+        if not isinstance(source, CheckedSource) or source.check(name, columns) is None:
+            return [source.columns(name)]
+    return []
 
 
 class ChunkReader:

@@ -210,7 +210,8 @@ def _where(text: pa.Array, form: str) -> pa.Array:
 
 def _one_zero(array: pa.Array) -> pa.Array:
     """Every NaN is one value, and -0.0 is 0.0."""
-    values = array.to_numpy(zero_copy_only=False).astype(np.float64) + 0.0
+    with np.errstate(invalid="ignore"):  # a signalling NaN
+        values = array.to_numpy(zero_copy_only=False).astype(np.float64) + 0.0
     values[np.isnan(values)] = np.nan
     nulls = array.is_null().to_numpy(zero_copy_only=False)
     return pa.array(values, pa.float64(), mask=nulls, from_pandas=False)

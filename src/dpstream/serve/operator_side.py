@@ -54,6 +54,7 @@ METRICS = {
     "rows_late_total": "Rows that came too late since this start.",
     "rows_other_keys_total": "Rows of keys that are not public since this start.",
     "rows_rejected_total": "Rows set aside as dead letters since this start.",
+    "files_quarantined": "Files set aside because they cannot be read.",
     "triggers_total": "Triggers done.",
     "lag_seconds": "Behind its schedule.",
     "rows_waiting": "Rows that have come and that the query has not read.",
@@ -316,6 +317,11 @@ class OperatorSide(Side):
             "problem": seen.problem,
             "failed_queries": seen.failed,
             "starved_queries": seen.starved,
+            "quarantined_files": {
+                name: told.get("quarantined", 0)
+                for name, told in seen.queries.items()
+                if told.get("quarantined")
+            },
             "clients": self.hub.clients,
             "newest_release": self.hub.reader.horizon,
             "seconds": round(time.monotonic() - self._began, 3),
@@ -333,6 +339,7 @@ class OperatorSide(Side):
         gauges = ("rows_waiting", "release_delay_seconds", "worst_release_delay_seconds")
         for name, told in seen.queries.items():
             values = {f"rows_{count}_total": told[count] for count in COUNTS}
+            values |= {"files_quarantined": told.get("quarantined", 0)}
             values |= {"triggers_total": told["triggers_done"], "lag_seconds": lag(told)}
             values |= {gauge: told.get(gauge) for gauge in gauges}
             values |= {f"query_{state}": bool(told.get(state)) for state in ("starved", "failed")}

@@ -312,6 +312,9 @@ class Supervisor:
             for name, told in self.queries.items()
             if told["rejected"] or told["outside"]
         )
+        for name, told in self.queries.items():
+            if told.get("quarantined"):
+                words = f"{name}: {told['quarantined']} files are quarantined; {words}"
         for name in self.starved:
             words = f"{name} has read nothing, and others over its source have; {words}"
         for name, why in self.failed.items():

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from dpstream.connectors.encode import ENCODERS
-from dpstream.connectors.files.source import ON_DONE
+from dpstream.connectors.files.source import ON_DAMAGE, ON_DONE
 from dpstream.connectors.server_base import ServerOptions, is_uri
 from dpstream.connectors.storage import safe_name
 from dpstream.connectors.write_ahead import PUSHED, pushed_folder
@@ -48,6 +48,7 @@ _KEYS: dict[str, dict[str, tuple[type, ...]]] = {
         "options": (dict,),
         "column_types": (dict,),
         "buffer_mib": (int,),
+        "on_damage": _TEXT,
     },
     "budget": {"dataset": _TEXT, "epsilon": _NUMBER, "delta": _NUMBER, "ledger": _TEXT},
     "state": {"path": _TEXT, "secret": _TEXT},
@@ -246,6 +247,9 @@ def _feed(base: Path, name: str, table: Mapping[str, Any]) -> Feed:
     }
     if mib is not None and mib < 1:
         raise InvalidInput(f"buffer_mib must be at least 1; got {mib}")
+    damage = table.get("on_damage", "quarantine")
+    if damage not in ON_DAMAGE:
+        raise InvalidInput(f"on_damage must be quarantine or stop; got {damage!r}")
     on_done = table.get("on_done", "keep")
     if on_done not in ON_DONE:
         raise InvalidInput(f"on_done must be one of {', '.join(ON_DONE)}; got {on_done!r}")
@@ -258,6 +262,7 @@ def _feed(base: Path, name: str, table: Mapping[str, Any]) -> Feed:
         history=None if history is None else _resolve_all(base, history),
         name=name,
         buffer=None if mib is None else mib << 20,
+        on_damage=damage,
         on_done=on_done,
     )
 

@@ -56,6 +56,8 @@ class Feed:
     buffer: int | None = None
     """Bytes of a live source's rows that are held for queries that lag; None: as the run's options
     say."""
+    on_damage: str = "quarantine"
+    """A file that cannot be used is set aside ("quarantine"), or stops its queries ("stop")."""
     on_done: str = "keep"
     """What becomes of files of a live directory that no recovery needs any more: they are kept,
     moved to `done/` in it ("move") or deleted ("delete")."""
@@ -74,6 +76,7 @@ def run(
     ledger: Ledger | str | Path | None = None,
     dataset: str = "stream",
     dead_letters: str | Path | None = None,
+    on_damage: str = "quarantine",
     options: EngineOptions | None = None,
     clock: Clock | None = None,
     engine: Engine | None = None,
@@ -90,7 +93,8 @@ def run(
 
     With `state`, a directory, the run survives a kill at any moment; its secret is
     made beside it on first use: back it up. Rows that cannot be used go to `dead_letters` (default:
-    in the state directory), with the reason.
+    in the state directory), with the reason. `on_damage`: a file that cannot be used is quarantined
+    there as a whole, for good, and the run goes on ("quarantine"), or it is refused ("stop").
 
     What does not fit into the dataset's book is refused here, before a row is read. Without a
     `ledger` the query has a book of its own, and a NewBook warning says so once. A `Ledger` that is
@@ -137,12 +141,12 @@ def run(
     if engine is not None:
         if on_done != "keep":
             raise _not_removed("another engine reads them")
-        return _start_on_engine(engine, query, (source, history), live, sink, parts)
-    feed = Feed(source=cast("SourceSpec", source), live=live, on_done=on_done)
+        return _start_on_engine(engine, query, (source, history), live, sink, parts, on_damage)
+    feed = Feed(source=cast("SourceSpec", source), live=live, on_damage=on_damage, on_done=on_done)
     parts |= {
         "source": None if source is None else _open_feed(feed, folder),
         "sink": open_sink(sink),
-        "history": None if history is None else open_source(history),
+        "history": None if history is None else open_source(history, on_damage=on_damage),
     }
     if isinstance(query, SeriesQuery):
         return SeriesRun(query=query, **parts)
@@ -161,6 +165,7 @@ def run_all(
     secret: Secret | bytes | str | Path | None = None,
     ledger: Ledger | str | Path | None = None,
     dataset: str = "stream",
+    on_damage: str = "quarantine",
     options: EngineOptions | None = None,
     clock: Clock | None = None,
     check_budget: bool = True,
@@ -185,7 +190,7 @@ def run_all(
     if ledger is None:
         warn_of_own_book("set of queries", folder, stacklevel=2)
     folders = {name: None if folder is None else folder / safe_name(name) for name in names}
-    common = Feed(source=source, live=live, history=history, on_done=on_done)
+    common = Feed(source=source, live=live, history=history, on_damage=on_damage, on_done=on_done)
     feeds = _feeds_by_query(names, source, common)
     given = _own_ledger(ledger, folder)
     own = _ledger_path(None, folder)
@@ -216,6 +221,7 @@ def run_all(
             sink=open_sink(sink, again=True) if again and engine is None else sink,
             history=views[query.name][1],
             live=engine is not None and feeds[query.name].live,
+            on_damage=feeds[query.name].on_damage,
             on_done="keep" if engine is None else feeds[query.name].on_done,
             engine=engine,
             state=folders[query.name],
@@ -265,7 +271,8 @@ def _views_by_query(
             views = Arrivals(source, clock, together, views=len(readers), buffer=buffer).views
         before: Sequence[Any] = [None] * len(readers)
         if feed.history is not None:
-            before = SharedSource(open_source(feed.history), columns).views()
+            opened = open_source(feed.history, on_damage=feed.on_damage)
+            before = SharedSource(opened, columns).views()
         pairs = zip(readers, views, before, strict=True)
         by_query |= {query.name: (view, earlier) for query, view, earlier in pairs}
     return by_query
@@ -290,9 +297,10 @@ def _open_feed(feed: Feed, folder: Path | None) -> Source:
     if feed.on_done != "keep" and folder is None:
         raise _not_removed("without a state directory nobody knows when they are needed no more")
     if growing:
-        opened = open_directory(Path(source), feed.on_done, limits=SizeLimits.of(feed.options))
+        limits = SizeLimits.of(feed.options)
+        opened = open_directory(Path(source), feed.on_done, on_damage=feed.on_damage, limits=limits)
     else:
-        opened = open_source(source, options=feed.options)
+        opened = open_source(source, options=feed.options, on_damage=feed.on_damage)
     if not opened.replayable and folder is not None:
         place = f"arrived-{safe_name(feed.name)}" if feed.name else "arrived"
         return WriteAhead(opened, folder / place)
@@ -315,7 +323,13 @@ def _is_path(source: Any) -> bool:
 
 
 def _start_on_engine(
-    engine: Engine, query: AnyQuery, read: tuple[Any, Any], live: bool, sink: Any, parts: Any
+    engine: Engine,
+    query: AnyQuery,
+    read: tuple[Any, Any],
+    live: bool,
+    sink: Any,
+    parts: Any,
+    on_damage: str,
 ) -> QueryRun:
     """A run on another engine, which opens what only it knows; the rest is for the connectors."""
     source, history = read
@@ -337,7 +351,8 @@ def _start_on_engine(
         if opened is None and is_uri(spec):
             raise _not_by_one_process(ServerOptions(spec))
         if spec is not None and opened is None:
-            opened = _open_feed(Feed(source=_absolute_paths(spec), live=growing), None)
+            feed = Feed(source=_absolute_paths(spec), live=growing, on_damage=on_damage)
+            opened = _open_feed(feed, None)
         sources.append(opened)
     known = engine.sink(sink)
     return engine.start(

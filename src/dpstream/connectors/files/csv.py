@@ -22,11 +22,10 @@ from dpstream.connectors.files.text import (
     Parsed,
     UnreadableRange,
     not_utf8,
-    select_columns,
     string_array,
 )
-from dpstream.errors import InvalidInput
-from dpstream.records import Columns
+from dpstream.errors import UnusableFile
+from dpstream.records import Columns, select_columns
 
 _COMMA, _QUOTE, _LF, _CR = np.uint8(44), np.uint8(34), np.uint8(10), np.uint8(13)
 _LONGEST_QUOTED = 1 << 20
@@ -52,19 +51,19 @@ class CsvParser:
         try:
             self._header = [name.strip() for name in next(reader, [])]
         except csv.Error as problem:
-            raise InvalidInput(f"{self._name}, line 1 must be a header; {problem}") from None
+            raise UnusableFile(f"{self._name}, line 1 must be a header; {problem}") from None
         used = bom + len(text[: lines.tell()].encode(errors="surrogateescape"))
         if used == len(block) and not final:
             return None
         if used == bom:
             return used
         if len(set(self._header)) < len(self._header):
-            raise InvalidInput(
+            raise UnusableFile(
                 f"{self._name}, line 1: column names must differ; got {self._header}"
             )
         printable = all(name.isprintable() for name in self._header)  # broken UTF-8 is not
         if not any(self._header) or not printable:
-            raise InvalidInput(
+            raise UnusableFile(
                 f"{self._name}, line 1 must be a header of column names in UTF-8; got "
                 f"{ascii(self._header)[:200]}"
             )

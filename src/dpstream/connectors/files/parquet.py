@@ -14,9 +14,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dpstream.connectors.files.text import LIMITS, SizeLimits, select_columns, unreadable
-from dpstream.errors import InvalidInput
-from dpstream.records import Batch, Columns, Position
+from dpstream.connectors.files.text import LIMITS, SizeLimits
+from dpstream.errors import UnusableFile, unreadable
+from dpstream.records import Batch, Columns, Position, select_columns
 
 ROWS = 1 << 20
 """A larger row group is delivered in slices of this many rows."""
@@ -32,9 +32,15 @@ class ParquetFile:
     """A reader of one Parquet file."""
 
     def __init__(
-        self, path: Path, *, name: str, rows: int = ROWS, limits: SizeLimits = LIMITS
+        self,
+        path: Path,
+        *,
+        name: str,
+        rows: int = ROWS,
+        limits: SizeLimits = LIMITS,
+        threads: bool = False,
     ) -> None:
-        self._path, self._name, self._rows = path, name, rows
+        self._path, self._name, self._rows, self._threads = path, name, rows, threads
         try:
             self._bytes = pa.OSFile(str(path))
             self._file = pq.ParquetFile(self._bytes)
@@ -56,7 +62,7 @@ class ParquetFile:
         """The rest of a row group, or its next slice."""
         known = self._schema.names
         if len(set(known)) < len(known):
-            raise InvalidInput(f"{self._name}: column names must differ; got {', '.join(known)}")
+            raise UnusableFile(f"{self._name}: column names must differ; got {', '.join(known)}")
         names = select_columns(self._name, known, columns)
         groups = self._file.num_row_groups
         group, offset = self._parse(position, [0, 0])
@@ -115,7 +121,7 @@ class ParquetFile:
             return [group, offset]
         inside = 0 <= group < about.num_row_groups
         if not inside or not 0 <= offset < max(1, about.row_group(group).num_rows):
-            raise InvalidInput(
+            raise UnusableFile(
                 f"{self._name} has no row {offset} in row group {group}; it is not the file that "
                 "was read before: put that one back"
             )
@@ -131,14 +137,15 @@ class ParquetFile:
         """Rows of a row group; one that is read in slices is gone through once."""
         try:
             # One thread: readers run beside other work, and a thread per column costs more in all.
+            threads = self._threads
             if self._groups[group].num_rows <= self._slice_rows(group):
-                table = self._file.read_row_group(group, columns=names, use_threads=False)
+                table = self._file.read_row_group(group, columns=names, use_threads=threads)
                 table = table.slice(offset, count)
             else:
                 wanted = (group, tuple(names))
                 if self._slices is None or not self._slices.serves(wanted, offset):
                     rows = self._slice_rows(group)
-                    batches = self._file.iter_batches(rows, [group], names, use_threads=False)
+                    batches = self._file.iter_batches(rows, [group], names, use_threads=threads)
                     self._slices = RowSlices(wanted, batches)
                 table = self._slices.take(offset, count)
         except (OSError, pa.ArrowException) as problem:

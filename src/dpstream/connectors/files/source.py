@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import logging
 import os
 import time
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -18,12 +20,14 @@ import pyarrow as pa
 from dpstream.connectors.files.csv import CsvParser
 from dpstream.connectors.files.jsonl import JsonlParser
 from dpstream.connectors.files.parquet import ParquetFile
-from dpstream.connectors.files.text import LIMITS, SizeLimits, TextFile, unreadable
-from dpstream.errors import InvalidInput, InvalidParameter
+from dpstream.connectors.files.text import LIMITS, SizeLimits, TextFile, empty_strings
+from dpstream.connectors.files.trial import start_trials, try_parquet
+from dpstream.errors import InvalidInput, InvalidParameter, UnusableFile, unreadable
 from dpstream.privacy.state.durable_files import file_identity, make_directory, sync_directory
-from dpstream.records import Batch, Columns, Position
+from dpstream.records import Batch, Columns, Position, is_quarantined
 
 SUFFIXES = (".csv", ".csv.gz", ".jsonl", ".jsonl.gz", ".ndjson", ".ndjson.gz", ".parquet")
+ON_DAMAGE = ("quarantine", "stop")
 ON_DONE = ("keep", "move", "delete")
 """What may become of a file of a live directory that nobody needs any more."""
 DONE = "done"
@@ -31,6 +35,7 @@ DONE = "done"
 COARSE = 2.5
 """Seconds: no file system keeps coarser times of directories."""
 _MOST_OPEN = 32
+_LONGEST_REASON = 300
 _RELIST = 10.0  # seconds after which a directory is listed though its time says that nothing came
 _MANY, _PAUSE = 10_000, 0.5  # files, and the seconds between two listings of more that may be vain
 _LOOKS = 200  # files that were read are looked at for changes, at a time
@@ -46,13 +51,22 @@ def suffix(path: Path) -> str | None:
 class Files:
     """Files that are all there, named by their paths as given.
 
-    One thread reads at a time; the files read last stay open.
+    One thread reads at a time; the files read last stay open. `on_damage`: a file that cannot be
+    used is quarantined ("quarantine": Parquet is tried in another process first), or its error is
+    raised ("stop").
     """
 
     bounded = True
     replayable = True
 
-    def __init__(self, paths: Iterable[Path], *, limits: SizeLimits = LIMITS) -> None:
+    def __init__(
+        self, paths: Iterable[Path], *, on_damage: str = "stop", limits: SizeLimits = LIMITS
+    ) -> None:
+        if on_damage not in ON_DAMAGE:
+            raise InvalidParameter(f"on_damage must be {' or '.join(ON_DAMAGE)}; got {on_damage!r}")
+        self.quarantines = on_damage == "quarantine"
+        self._tried: dict[str, set[str]] = {}  # Parquet files, and which columns can be read
+        self._marks: dict[str, Position] = {}
         self._limits = limits
         self._paths: dict[str, Path] = {}
         self._open: OrderedDict[str, TextFile | ParquetFile] = OrderedDict()
@@ -65,16 +79,73 @@ class Files:
 
     def columns(self, partition: str) -> dict[str, pa.DataType] | None:
         """The types of a Parquet file; None for text."""
+        self._try(partition, ())
         return self._reader(partition).columns()
+
+    def check(self, partition: str, columns: Columns, *, whole: bool = False) -> Position:
+        """None if these columns can be read; else the position that says that it is quarantined."""
+        try:
+            self._try(partition, columns)
+            reader = self._reader(partition)
+            if isinstance(reader, TextFile):
+                reader.check(columns)
+                if whole:
+                    reader.read_through()
+        except UnusableFile as problem:
+            return self._quarantine(partition, problem, None)
+        return None
 
     def read(
         self, partition: str, position: Position, *, columns: Columns = None, until: Position = None
     ) -> Batch:
-        """One row group or block of the file."""
+        """One row group or block of the file; none of one that is quarantined."""
+        for place in (position, until):
+            if is_quarantined(place):
+                return Batch(table=empty_strings(columns), position=place, done=True)
+        try:
+            return self._read(partition, position, columns, until)
+        except UnusableFile as problem:
+            if until is not None:
+                raise
+            mark = self._quarantine(partition, problem, position)
+            return Batch(table=empty_strings(columns), position=mark, done=True)
+
+    def _read(self, partition: str, position: Position, columns: Columns, until: Position) -> Batch:
+        self._try(partition, columns)
         batch = self._reader(partition).read(position, columns, until)
         if batch.done:
             self._open.pop(partition).close()
         return batch
+
+    def _try(self, partition: str, columns: Columns) -> None:
+        """Have a Parquet file read where it can do no harm, once for each column."""
+        path = self._paths.get(partition)
+        if path is None or suffix(path) != ".parquet" or not self.quarantines:
+            return
+        known = self._tried.get(partition)
+        if known is None or columns is None or not known.issuperset(columns):
+            try_parquet(path, columns, self._limits)
+            self._tried[partition] = (known or set()).union(columns or ())
+
+    def _quarantine(self, partition: str, problem: UnusableFile, after: Position) -> Position:
+        """Tell the operator of a file that cannot be used; the position that says so."""
+        if not self.quarantines:
+            raise problem
+        known = self._marks.get(partition)
+        if known is None or known.get("after") != after:
+            path, digest = self._paths[partition], ""
+            with suppress(OSError), path.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            mark = {"quarantined": digest, "reason": str(problem)[:_LONGEST_REASON]}
+            self._marks[partition] = mark if after is None else mark | {"after": after}
+            _LOG.warning(
+                "%s is quarantined: %s of it is counted, now or later, and the run goes on; to "
+                "have its rows counted, mend it and give it a new name: %s",
+                path,
+                "nothing" if after is None else f"nothing after {after}",
+                problem,
+            )
+        return self._marks[partition]
 
     def chunk_ranges(self, partition: str, column: str) -> list[tuple[Position, int, int]] | None:
         """(position, least, largest) of a column of instants for every chunk, if the file tells."""
@@ -93,6 +164,8 @@ class Files:
         if not path.is_file():
             raise InvalidInput(f"there is no file {path}")
         self._paths[partition] = path
+        if suffix(path) == ".parquet" and self.quarantines:
+            start_trials()
 
     def _reader(self, partition: str) -> TextFile | ParquetFile:
         """A reader for the file's format, which its suffix tells."""
@@ -131,8 +204,10 @@ class GrowingDirectory(Files):
     partitions_end = True  # a file is complete when it comes
     _sharing = fcntl.LOCK_SH
 
-    def __init__(self, folder: Path, *, limits: SizeLimits = LIMITS) -> None:
-        super().__init__([], limits=limits)
+    def __init__(
+        self, folder: Path, *, on_damage: str = "stop", limits: SizeLimits = LIMITS
+    ) -> None:
+        super().__init__([], on_damage=on_damage, limits=limits)
         _check_folder(folder)
         self._folder = folder
         self._known: set[str] = set()
@@ -157,30 +232,45 @@ class GrowingDirectory(Files):
                 self._watched.append(name)
         return self._listed
 
-    def columns(self, partition: str) -> dict[str, pa.DataType] | None:
-        """The types of a Parquet file; None for text."""
-        self._stat(partition)
-        return super().columns(partition)
+    def _try(self, partition: str, columns: Columns) -> None:
+        """Have a Parquet file tried again if it was written to: what is open has its old footer."""
+        now = self._stat(partition)
+        changed = columns != () and self._stats.get(partition, now) != now
+        if changed and self.quarantines and suffix(self._paths[partition]) == ".parquet":
+            self._tried.pop(partition, None)
+            if partition in self._open:
+                self._open.pop(partition).close()
+        super()._try(partition, columns)
 
-    def read(
-        self, partition: str, position: Position, *, columns: Columns = None, until: Position = None
-    ) -> Batch:
-        """One row group or block of the file."""
-        self._stats.setdefault(partition, self._stat(partition))
-        batch = super().read(partition, position, columns=columns, until=until)
+    def _read(self, partition: str, position: Position, columns: Columns, until: Position) -> Batch:
+        """One row group or block; before the first, it is known that all can be read."""
+        if partition not in self._stats:
+            self._stats[partition] = self._stat(partition)
+        batch = super()._read(partition, position, columns, until)
+        if position is None and not batch.done and until is None:
+            reader = self._reader(partition)
+            if isinstance(reader, TextFile):
+                reader.read_through()
         if batch.done:
             del self._paths[partition]
-        if batch.done and until is None and self._is_unchanged(partition, "while it was read"):
-            self._watched.appendleft(partition)
+        if batch.done and until is None:
+            self._tried.pop(partition, None)
+            if self._is_unchanged(partition, "while it was read"):
+                self._watched.appendleft(partition)
         return batch
 
     def stamp(self, partition: str) -> Any:
-        """Size and time of a file before it was read."""
-        return [*self._stats[partition]]
+        """Size and time of a file before it was read; zeros if it was quarantined and is gone."""
+        return [*self._stats.get(partition, (0, 0))]
 
     def resume(self, partition: str, position: Position, stamp: Any) -> bool:
-        """Look from now on whether a file that a query has finished stays as it was."""
-        if partition not in self._stats:
+        """Look from now on whether a file that a query has finished stays as it was.
+
+        One that is quarantined is not looked at again, whatever becomes of it.
+        """
+        if is_quarantined(position):
+            self._marks[partition] = position
+        elif partition not in self._stats:
             self._stats[partition] = stamp[0], stamp[1]
             self._watched.append(partition)
         return True
@@ -276,14 +366,17 @@ class GrowingDirectory(Files):
 class EmptiedDirectory(GrowingDirectory):
     """A growing directory whose files go when no query needs them: deleted, or moved to `done/`.
 
-    A file that was written to since it was read stays. A file that goes gives its name free:
-    another file of that name is a new one. Nobody else may read the directory meanwhile.
+    A file that was written to since it was read stays, and so does a quarantined one. A file that
+    goes gives its name free: another file of that name is a new one. Nobody else may read the
+    directory meanwhile.
     """
 
     _sharing = fcntl.LOCK_EX
 
-    def __init__(self, folder: Path, on_done: str, *, limits: SizeLimits = LIMITS) -> None:
-        super().__init__(folder, limits=limits)
+    def __init__(
+        self, folder: Path, on_done: str, *, on_damage: str = "stop", limits: SizeLimits = LIMITS
+    ) -> None:
+        super().__init__(folder, on_damage=on_damage, limits=limits)
         if not os.access(folder, os.W_OK | os.X_OK):
             raise InvalidInput(f"on_done: files cannot be removed from {folder}; allow it to write")
         self._on_done = on_done
@@ -298,7 +391,7 @@ class EmptiedDirectory(GrowingDirectory):
         if partition not in self._files:
             self._files[partition] = self._identity(partition)
         batch = super().read(partition, position, columns=columns, until=until)
-        if batch.done and until is None:
+        if batch.done and until is None and not is_quarantined(batch.position):
             self._ends[partition] = batch.position
         return batch
 
@@ -308,6 +401,8 @@ class EmptiedDirectory(GrowingDirectory):
 
     def resume(self, partition: str, position: Position, stamp: Any) -> bool:
         """The same; False: it is gone, or another file has its name."""
+        if is_quarantined(position):
+            return super().resume(partition, position, stamp)
         if self._identity(partition) != stamp[-1]:
             return False
         self._ends[partition], self._files[partition] = position, stamp[-1]
@@ -316,12 +411,13 @@ class EmptiedDirectory(GrowingDirectory):
     def commit(self, positions: Mapping[str, Position]) -> None:
         """Remove the files that end where all queries have settled."""
         ended = [p for p in positions if p in self._ends and self._ends[p] == positions[p]]
-        gone = {name for name in ended if self._remove(name)}
+        gone = {name for name in ended if name not in self._marks and self._remove(name)}
         if not gone:
             return
         sync_directory(self._folder)
         for name in gone:
             del self._ends[name], self._files[name], self._stats[name]
+            self._tried.pop(name, None)
             if name in self._open:
                 self._open.pop(name).close()
         self._known -= gone
@@ -382,16 +478,15 @@ class EmptiedDirectory(GrowingDirectory):
 
 
 def open_directory(
-    folder: Path, on_done: str = "keep", *, limits: SizeLimits = LIMITS
+    folder: Path, on_done: str = "keep", *, on_damage: str = "stop", limits: SizeLimits = LIMITS
 ) -> GrowingDirectory:
     """A live directory; `on_done`: what becomes of files that no recovery needs any more."""
     if on_done not in ON_DONE:
         raise InvalidParameter(f"on_done must be one of {', '.join(ON_DONE)}; got {on_done!r}")
-    opened = (
-        GrowingDirectory(folder, limits=limits)
-        if on_done == "keep"
-        else EmptiedDirectory(folder, on_done, limits=limits)
-    )
+    if on_done == "keep":
+        opened = GrowingDirectory(folder, on_damage=on_damage, limits=limits)
+    else:
+        opened = EmptiedDirectory(folder, on_done, on_damage=on_damage, limits=limits)
     opened.claim()
     return opened
 

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from dpstream.compiled import compiled
-from dpstream.errors import InvalidInput, InvalidParameter, no_column
+from dpstream.errors import InvalidInput, InvalidParameter, UnusableFile, unreadable
 from dpstream.records import Batch, Columns, Position, Rejected
 
 Bytes = npt.NDArray[np.uint8]
@@ -70,7 +70,7 @@ class SizeLimits:
     def refuse_unpacked(self, path: Path, size: int) -> None:
         """Refuse a file that has this many bytes, or more, when it is unpacked."""
         if size > self.max_unpacked_bytes:
-            raise InvalidInput(
+            raise UnusableFile(
                 f"{path} has more than max_unpacked_bytes = {self.max_unpacked_bytes} bytes when "
                 f"it is unpacked ({path.stat().st_size} as it is); split it, or allow more: "
                 "options = { max_unpacked_bytes = ... }"
@@ -167,6 +167,17 @@ class TextFile:
         done = final or after == end
         return Batch(table=parsed.table, position=after, done=done, rejected=rejected)
 
+    def check(self, columns: Columns) -> None:
+        """Refuse a text whose head has not these columns."""
+        self._prepare()
+        self._parser.parse(b"", final=True, columns=columns)
+
+    def read_through(self) -> None:
+        """Read a compressed file to its end, without a look at the rows: is it all there?"""
+        final = self._path.suffix != ".gz"
+        while not final:
+            _, final = self._read_at(self._file.tell(), self._block)
+
     def close(self) -> None:
         """Close the file."""
         self._file.close()
@@ -180,7 +191,7 @@ class TextFile:
             block, final = self._read_at(0, size)
             self._head = self._parser.head(block, final=final)
             if self._head is None and size >= longest:
-                raise InvalidInput(
+                raise UnusableFile(
                     f"{self._name}, line 1: no line ends within {longest} bytes (max_row_bytes); "
                     "is this a text file with one row a line?"
                 )
@@ -244,18 +255,6 @@ def rejected_rows(
     return rows
 
 
-def unreadable(path: Path, problem: Exception, *, kind: str = "") -> InvalidInput:
-    """What to say of a file that cannot be opened or read, or not as its `kind`."""
-    if isinstance(problem, FileNotFoundError):
-        return InvalidInput(f"there is no file {path}; put it back, or leave it out of the source")
-    if isinstance(problem, PermissionError):
-        return InvalidInput(f"{path} may not be read by this user; grant read permission")
-    if kind:
-        reason = str(problem).partition("\n")[0]
-        return InvalidInput(f"{path} cannot be read as {kind}: {reason}; write the file again")
-    return InvalidInput(f"{path} cannot be read: {problem}")
-
-
 def _open(path: Path) -> BinaryIO:
     try:
         if path.suffix == ".gz":
@@ -285,14 +284,6 @@ def string_array(block: Bytes, starts: Offsets, stops: Offsets) -> pa.Array:
 def empty_strings(columns: Columns) -> pa.Table:
     """A table of string columns without rows."""
     return pa.table({name: pa.array([], pa.string()) for name in columns or ()})
-
-
-def select_columns(place: str, known: Sequence[str], columns: Columns) -> list[str]:
-    """The columns that are asked for, in the order of those known; None asks for all."""
-    for name in columns or ():
-        if name not in known:
-            raise no_column(place, name, known)
-    return [name for name in known if columns is None or name in columns]
 
 
 def not_utf8(block: bytes, starts: Offsets, stops: Offsets) -> npt.NDArray[np.bool_] | None:

@@ -23,10 +23,10 @@ from psycopg import errors, pq
 from psycopg.errors import InsufficientPrivilege
 
 from dpstream.connectors.database import identifier
-from dpstream.connectors.files.text import SHOWN, select_columns
+from dpstream.connectors.files.text import SHOWN
 from dpstream.connectors.server_base import ServerAway, ServerOptions
 from dpstream.errors import InvalidInput
-from dpstream.records import Columns, Rejected
+from dpstream.records import Columns, Rejected, select_columns
 
 _LIBPQ = (
     "sslmode", "sslrootcert", "sslcert", "sslkey", "sslcrl", "channel_binding", "gssencmode",

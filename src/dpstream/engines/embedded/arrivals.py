@@ -24,6 +24,8 @@ from dpstream.engines.clock import Clock
 from dpstream.query.schedule import Schedule
 from dpstream.records import (
     Batch,
+    CheckedSource,
+    Columns,
     CommittingSource,
     EmptyingSource,
     EndingSource,
@@ -33,6 +35,7 @@ from dpstream.records import (
     Source,
     StampedPartitions,
     StartOffsets,
+    position_order,
 )
 from dpstream.rows.row_reader import ParsedColumns
 
@@ -161,7 +164,8 @@ class Arrivals:
             settled = [view.settled for view in self.views if not view.finished]
             if settled:
                 names = set(settled[0]).intersection(*settled[1:])
-                self.source.commit({name: min(at[name] for at in settled) for name in names})
+                least = {n: min((at[n] for at in settled), key=position_order) for n in names}
+                self.source.commit(least)
             removed = self.source.removed() if isinstance(self.source, EmptyingSource) else []
             for tail in self.tails:
                 tail.removed += removed  # before another partition can take a name
@@ -428,8 +432,8 @@ class LiveView:
     """What one query sees of a live source, and how far it is.
 
     Of the source's abilities it has those that are asked of a view: `commit` (for this query) and
-    `inferred`. `SourceTail` asks the source itself for its end and offsets. `removed`: partitions
-    that are gone, for the query to forget.
+    `inferred` and `check`. `SourceTail` asks the source itself for its end and offsets. `removed`:
+    partitions that are gone, for the query to forget.
     """
 
     bounded = False
@@ -439,6 +443,7 @@ class LiveView:
         self.shared, self.read = shared, shared.read
         self.replayable = source.replayable
         self.inferred = source.inferred if isinstance(source, InferredTypes) else {}
+        self.quarantines = isinstance(source, CheckedSource) and source.quarantines
         self.closed, self.finished = False, False
         self.settled: Positions = {}
         self.removed: list[str] = []
@@ -459,6 +464,14 @@ class LiveView:
         """As the source declares them."""
         with self.shared.lock:
             return self.shared.source.columns(partition)
+
+    def check(self, partition: str, columns: Columns, *, whole: bool = False) -> Position:
+        """As the source says, if it can tell."""
+        source = self.shared.source
+        if not isinstance(source, CheckedSource):
+            return None
+        with self.shared.lock:
+            return source.check(partition, columns, whole=whole)
 
     @property
     def partitions_end(self) -> bool:

@@ -22,24 +22,27 @@ from typing import Any
 
 import numpy as np
 
-from dpstream.engines.chunks import ChunkReader, OperatorCounts
+from dpstream.engines.chunks import ChunkReader, OperatorCounts, first_types
 from dpstream.engines.clock import Clock, OverdueTriggers
 from dpstream.engines.embedded.arrivals import Arrivals, ArrivedChunk, LiveView, Positions
 from dpstream.engines.embedded.finished_log import FinishedLog
 from dpstream.engines.query_run import Run
-from dpstream.errors import InvalidInput, NoiseReuse
+from dpstream.errors import InvalidInput, NoiseReuse, UnusableFile
 from dpstream.group_by.bounding import StepRows
 from dpstream.privacy.state import InputLog
+from dpstream.privacy.state.run_directory import read_about
 from dpstream.query.column_types import Types
 from dpstream.query.query import Query
 from dpstream.query.row_spec import RowSpec
 from dpstream.records import (
     Batch,
+    CheckedSource,
     ChunkRanges,
     InferredTypes,
     Position,
     Rejected,
     Source,
+    is_quarantined,
     is_reached,
 )
 from dpstream.rows.column_values import never_becomes, types_of
@@ -64,16 +67,18 @@ class RunInput:
         self._bounded = [each for each in self._sources[::-1] if each.bounded]
         self.files: FileInput | None = None
         self.live: LiveInput | None = None
+        begun = run.folder is not None and read_about(run.folder) is not None
         for source in self._sources:
-            check_columns(source, run.query)
+            check_columns(source, run.query, begun=begun)
 
     def partitions(self) -> list[str]:
         """Every partition of the bounded ones: a run reads a fixed set."""
         return [name for source in self._bounded for name in source.partitions()]
 
     def schemas(self) -> list[Types | None]:
-        """What the first partition of each source declares, as far as there is one by now."""
-        return [s.columns(name) for s in self._sources for name in s.partitions()[:1]]
+        """What the first usable partition of each source declares, as far as there is one."""
+        columns = self._run.query.source_columns
+        return [types for s in self._sources for types in first_types(s, columns)]
 
     def refuse_others(self, was: list[str]) -> None:
         """Refuse other files than those that the run began with."""
@@ -114,23 +119,37 @@ class RunInput:
             return None
         if slices is None or self.files is None:
             return slices
-        rows = self.files.take(step)
+        rows = self.files.take(step, log)
         rows.add(slices)
         return rows
 
     def save(self) -> dict[str, Any]:
-        """How far the live source was read, for a snapshot; what is finished is durable."""
+        """How far the live source was read and which files are quarantined, for a snapshot.
+
+        What is finished is durable by then.
+        """
+        quarantined = {} if self.files is None else self.files.quarantined
         if self.live is None:
-            return {"positions": {}}
-        return {"positions": dict(self.live.positions), "finished": [*self.live.finished.save()]}
+            return {"positions": dict(quarantined)}
+        positions = self.live.positions | quarantined
+        return {"positions": positions, "finished": [*self.live.finished.save()]}
 
     def go_on_from(self, saved: Mapping[str, Any], folder: Path, run: bytes) -> None:
-        """Read the live source from there on; `folder` keeps what is finished."""
+        """Read the live source from there on, and no file that was quarantined.
+
+        `folder` keeps what is finished.
+        """
+        mine, positions = set(self.partitions()), saved.get("positions", {})
+        if self.files is not None:
+            self.files.quarantined = {name: at for name, at in positions.items() if name in mine}
         if self.live is not None:
-            self.live.positions = dict(saved.get("positions", {}))
+            self.live.positions = {n: at for n, at in positions.items() if n not in mine}
             self.live.finished = FinishedLog(folder, run, saved.get("finished"))
             with self.live.view.shared.lock:
                 self.live.finished.resume(self.live.view.shared.source)
+            for name, end in self.live.finished.ends.items():
+                if is_quarantined(end):
+                    self._run.operator.quarantine(name, end)
 
     def settle(self, saved: Mapping[str, Any]) -> None:
         """No recovery goes back beyond this snapshot any more."""
@@ -141,11 +160,14 @@ class RunInput:
             finished = self.live.finished.before((mark[0], mark[1]))
             for name in view.removed:
                 finished.pop(name, None)
-            view.commit(saved["positions"] | finished)
+            mine = {} if self.files is None else self.files.quarantined
+            live = {name: at for name, at in saved["positions"].items() if name not in mine}
+            view.commit(live | finished)
 
     def moved(self) -> Positions | None:
         """The positions that the last step has changed; None if nothing is live."""
-        return None if self.live is None else self.live.moved()
+        files = {} if self.files is None else self.files.take_new_marks()
+        return files or None if self.live is None else self.live.moved() | files
 
     def close(self) -> None:
         """Stop reading."""
@@ -155,10 +177,12 @@ class RunInput:
             self.live.finished.close()
 
 
-def check_columns(source: Source, query: RowSpec) -> None:
+def check_columns(source: Source, query: RowSpec, *, begun: bool = False) -> None:
     """Refuse a source that declares other columns before anything is paid for.
 
-    So is a key whose type follows from the rows: one of them could change what is published.
+    Where single files are quarantined, it is refused if none of them has the columns, unless the
+    run has `begun` and the source may still grow. So is a key whose type follows from the rows: one
+    of them could change what is published.
     """
     inferred = source.inferred if isinstance(source, InferredTypes) else {}
     for name in inferred.keys() & query.key_columns - query.declared.keys():
@@ -169,17 +193,32 @@ def check_columns(source: Source, query: RowSpec) -> None:
             "'FLOAT64', ... (in SQL: "
             f"OPTIONS (column_types = ({name} = INT64)))"
         )
-    kinds = query.declared
+    alone = isinstance(source, CheckedSource) and source.quarantines
     complete = isinstance(source, LiveView) and source.partitions_end
-    for partition in source.partitions()[: 1 if complete else None]:  # others when they are read
-        declared = source.columns(partition)
+    partitions = source.partitions()[: 1 if complete and not alone else None]
+    kinds, usable = query.declared, False
+    first: UnusableFile | None = None
+    for partition in () if alone and begun and not source.bounded else partitions:
+        try:
+            declared = source.columns(partition)
+        except UnusableFile as problem:
+            if not alone:
+                raise
+            first = first or (problem if source.bounded else None)
+            continue
         if declared is None:
             return
         missing = [name for name in query.source_columns if name not in declared]
         if missing:
-            raise InvalidInput(
+            first = first or UnusableFile(
                 f"{partition} has no column {missing[0]!r}; it has {', '.join(declared)}"
             )
+            if not alone:
+                raise first
+            continue
+        usable = True
+        if alone and (begun or not source.bounded):
+            break  # others are looked at when they are read
         if not source.bounded:
             continue  # rows of a type that never becomes the run's are set aside when they come
         if query.prepare is None and not kinds.keys() >= {query.privacy_unit_column, *query.keys}:
@@ -191,6 +230,8 @@ def check_columns(source: Source, query: RowSpec) -> None:
                     f"{partition}, and the one does not become the other by value; give all files "
                     f"one type, or declare another: column_types={{{name!r}: ...}}"
                 )
+    if first is not None and not usable:
+        raise first
 
 
 def most_kept(query: RowSpec) -> int:
@@ -299,7 +340,8 @@ class LiveInput:
             self._ends[partition] = chunk.end
             if position == chunk.end:
                 return
-        if batch is None or position != chunk.start:  # it lags, or was broken off elsewhere
+        if batch is None or position != chunk.start or is_quarantined(chunk.end):
+            # it lags, or was broken off elsewhere, or has no rows
             if not is_reached(position, chunk.end):
                 self._read_up_to(partition, chunk.end, step, slices)
             return
@@ -324,6 +366,14 @@ class LiveInput:
 
     def _read_up_to(self, partition: str, target: Position, step: int, slices: StepRows) -> None:
         """Add a partition's rows until a position, from the source, or until the run is stopped."""
+        if is_quarantined(target):
+            before, after = self.positions.get(partition), target.get("after")
+            if not is_reached(before, after):
+                self._read_up_to(partition, after, step, slices)
+            self._before.setdefault(partition, before)
+            self.positions[partition] = target
+            self._chunks.operator.quarantine(partition, target)
+            return
         while (before := self.positions.get(partition)) != target and not self._stop.is_set():
             batch = self._chunks.batch(partition, before, until=target)
             slices.add(self._slices(partition, batch, step))
@@ -390,10 +440,20 @@ class FileInput:
         self._parsing = ThreadPoolExecutor(1)  # what was read becomes rows
         self._room = Semaphore(_UNPARSED)  # what is read may be far larger than its rows
         self._index: list[FileChunk] | None = None
+        self.quarantined: Positions = {}
+        self._new_marks: Positions = {}
 
-    def take(self, step: int) -> StepRows:
-        """The rows of one step; steps are taken in order."""
-        index = self._index = self._find_chunks() if self._index is None else self._index
+    def take(self, step: int, log: InputLog | None = None) -> StepRows:
+        """The rows of one step; steps are taken in order.
+
+        Which files are quarantined is found before the first step and logged with it.
+        """
+        if self._index is None:
+            for positions in {} if log is None else log.positions.values():
+                marks = {name: at for name, at in positions.items() if is_quarantined(at)}
+                self.quarantined |= marks
+            self._index = self._find_chunks(decided=log is not None and log.last >= 0)
+        index = self._index
         slices = StepRows(most_kept(self._chunks.reader.query))
         needed = [chunk for chunk in index if chunk.first <= step <= chunk.last]
         later = [chunk for chunk in index if chunk.first > step]
@@ -409,6 +469,11 @@ class FileInput:
             if chunk.last == step or held > self._memory:
                 chunk.rows = None  # its time is over, or it is read again when needed
         return slices
+
+    def take_new_marks(self) -> Positions:
+        """The files that were quarantined since this was last asked for."""
+        marks, self._new_marks = self._new_marks, {}
+        return marks
 
     def ready(self, step: int) -> bool:
         """Are the rows of a step here, so that nobody waits for them?"""
@@ -434,6 +499,11 @@ class FileInput:
         position, done = chunk.position, False
         while not done:
             batch = self._chunks.batch(chunk.partition, position, until=chunk.until)
+            if is_quarantined(batch.position):
+                raise InvalidInput(
+                    f"{chunk.partition} could be read when this run began and cannot any more: "
+                    f"{batch.position['reason']}; put back what was there"
+                )
             batches.append((position, batch))
             position, done = batch.position, batch.done or chunk.until in (None, batch.position)
         return batches
@@ -456,26 +526,55 @@ class FileInput:
             self._room.release()
         return row_batches
 
-    def _find_chunks(self) -> list[FileChunk]:
-        """Every chunk that has rows of some step, by its first step."""
-        chunks = []
-        for partition in self._chunks.source.partitions():
-            self._chunks.learn(partition)
-            known = self._chunks_by_statistics(partition)
-            if known is not None:
-                chunks += known
-                continue
-            position, done = None, False
-            while not done:
-                chunk, done = self._reading.submit(self._scan, partition, position).result()
-                if chunk.until == position:
-                    pass  # nothing at all, or not yet
-                elif chunk.first > chunk.last:  # nothing of use: reject what is in it
-                    self._begin(chunk).result()
-                else:
-                    chunks.append(chunk)
-                position = chunk.until
+    def _find_chunks(self, *, decided: bool) -> list[FileChunk]:
+        """Every chunk that has rows of some step, by its first step.
+
+        `decided`: steps are logged, so that no other file may be quarantined.
+        """
+        chunks: list[FileChunk] = []
+        partitions = self._chunks.source.partitions()
+        for partition in partitions:
+            mark = self.quarantined.get(partition)
+            if mark is None:
+                found, mark = self._chunks_of(partition)
+                chunks += found if mark is None else []
+                if mark is not None and decided:
+                    raise InvalidInput(
+                        f"{partition} was read before and cannot be read any more: "
+                        f"{mark['reason']}; put back what was there, or use a new state directory "
+                        "(a new run, charged anew)"
+                    )
+                if mark is not None:
+                    self.quarantined[partition] = self._new_marks[partition] = mark
+            if mark is not None:
+                self._chunks.operator.quarantine(partition, mark)
+        if partitions and len(self.quarantined) == len(partitions):
+            raise UnusableFile(self.quarantined[partitions[0]]["reason"])
         return sorted(chunks, key=lambda chunk: chunk.first)
+
+    def _chunks_of(self, partition: str) -> tuple[list[FileChunk], Position]:
+        """The chunks of a partition, and what says that it is quarantined, if it is."""
+        chunks: list[FileChunk] = []
+        source, columns = self._chunks.source, self._chunks.reader.query.source_columns
+        if isinstance(source, CheckedSource) and (mark := source.check(partition, columns)):
+            return [], mark
+        self._chunks.learn(partition)
+        known = self._chunks_by_statistics(partition)
+        if known is not None:
+            return known, None
+        position, done = None, False
+        while not done:
+            chunk, done = self._reading.submit(self._scan, partition, position).result()
+            if is_quarantined(chunk.until):
+                return [], chunk.until
+            if chunk.until == position:
+                pass  # nothing at all, or not yet
+            elif chunk.first > chunk.last:  # nothing of use: reject what is in it
+                self._begin(chunk).result()
+            else:
+                chunks.append(chunk)
+            position = chunk.until
+        return chunks, None
 
     def _chunks_by_statistics(self, partition: str) -> list[FileChunk] | None:
         """The chunks of a file whose statistics tell the times of each; None if they do not."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 
-from dpstream.engines.chunks import OperatorCounts
+from dpstream.engines.chunks import OperatorCounts, first_types
 from dpstream.engines.clock import OverdueTriggers
 from dpstream.engines.embedded.step_rows import check_columns
 from dpstream.engines.query_run import QueryRun
@@ -89,7 +89,8 @@ class SparkRun(QueryRun):
         )
 
     def _schemas(self) -> list[Types | None]:
-        return [s.columns(name) for s in self._sources for name in s.partitions()[:1]]
+        columns = self.query.source_columns
+        return [types for s in self._sources for types in first_types(s, columns)]
 
     def _default_buckets(self) -> int:
         return self.spark.buckets or 2 * self.spark.session.sparkContext.defaultParallelism
@@ -296,8 +297,9 @@ class Intake:
 
     def learn(self, source: Any, partitions: Sequence[str]) -> None:
         """Fix the types of unit and keys by what the source declares."""
-        if partitions and self.reader.query.privacy_unit_column not in self.reader.types:
-            self.reader.learn(source.columns(partitions[0]))
+        if self.reader.query.privacy_unit_column not in self.reader.types:
+            for types in first_types(source, self.reader.query.source_columns, partitions):
+                self.reader.learn(types)
 
     def stream(self, frame: DataFrame, **trigger: Any) -> StreamingQuery:
         """Begin to read a stream where it was left."""
@@ -365,6 +367,9 @@ class Intake:
             rejected = [Rejected(**row) for row in note["unused"].pop("rejected")]
             self.operator.reject(note["chunk"], rejected)
             self.operator.count(note["read"], RejectedRows(**note["unused"]))
+        for note in notes:
+            if "quarantined" in note:
+                self.operator.quarantine(note["quarantined"], note["mark"])
         progress.waiting += [Waiting(*note["file"]) for note in notes if "file" in note]
         digests = _digests_of(notes)
         progress.digests = add_digests([progress.digests, digests])

@@ -45,7 +45,7 @@ from dpstream.privacy.query_spend import WindowKeyGrant
 from dpstream.privacy.state.secret import seal, unseal
 from dpstream.query.noise_plan import NoisePlan, WindowPlan
 from dpstream.query.schedule import DueRelease
-from dpstream.records import Source, Words
+from dpstream.records import CheckedSource, Source, Words
 from dpstream.rows.row_batch import RejectedRows, RowKeys, Rows, in_order, rows_by_window
 from dpstream.rows.row_reader import RowReader
 
@@ -247,6 +247,11 @@ def read_source(task: ReadTask, batches: Batches) -> Batches:
     columns = task.plan.query.source_columns
     for partition in [task.partitions[n] for b in batches for n in b["id"].to_pylist()]:
         position, done = None, False
+        if isinstance(source, CheckedSource) and (
+            mark := source.check(partition, columns, whole=True)
+        ):
+            yield notes(0, [json.dumps({"quarantined": partition, "mark": mark})])
+            continue
         while not done:
             chunk = source.read(partition, position, columns=columns)
             where = partition if position is None else f"{partition} from {position}"

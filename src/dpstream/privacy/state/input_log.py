@@ -18,6 +18,7 @@ from typing import Any
 
 from dpstream.errors import NoiseReuse, StateError
 from dpstream.privacy.state.journal import Journal, Record
+from dpstream.records import is_quarantined
 
 
 def types_digest(types: bytes) -> str:
@@ -29,6 +30,19 @@ def logged_types(path: Path) -> list[bytes]:
     """The types that a log has, without its lock: it may be in use."""
     with closing(Journal(path, kind="input log")) as journal:
         return [bytes.fromhex(each["types"]) for each in journal.read_new() if "types" in each]
+
+
+def logged_quarantine(path: Path) -> dict[str, Any]:
+    """The partitions that are quarantined by a log, and how, without its lock."""
+    with closing(Journal(path, kind="input log")) as journal:
+        return _quarantined(journal.read_new())
+
+
+def _quarantined(records: Sequence[Record]) -> dict[str, Any]:
+    moved: dict[str, Any] = {}
+    for record in records:
+        moved |= record.get("positions") or record.get("quarantined") or {}
+    return {name: at for name, at in moved.items() if is_quarantined(at)}
 
 
 class InputLog:
@@ -75,7 +89,7 @@ class InputLog:
             self.epochs.append(record["epoch"])
         elif "types" in record:
             self.types.append(bytes.fromhex(record["types"]))
-        else:
+        elif "step" in record:
             self.last = record["step"]
             self._digests[self.last] = bytes.fromhex(record["digest"])
             if "positions" in record:
@@ -151,14 +165,16 @@ class InputLog:
     def compact_before(self, step: int) -> None:
         """Drop from a long file, too, what no replay can reach any more, and epochs that are over.
 
-        The newest epoch is in the ledger.
+        The newest epoch is in the ledger. What is quarantined stays, for the operator.
         """
 
         def fold(records: list[Record], folded: int) -> tuple[list[Record], int]:
             first = min(step - 1, self.told)
             count = next(n for n, r in enumerate(records) if r.get("step", -1) >= first)
-            epochs = [r for r in records[:count] if "epoch" in r][-1:]
-            return [records[0], *(r for r in records[:count] if "types" in r), *epochs], count
+            kept = [r for r in records[:count] if "types" in r]
+            kept += [r for r in records[:count] if "epoch" in r][-1:]
+            marks = _quarantined(records[:count])
+            return [records[0], *kept, *([{"quarantined": marks}] if marks else [])], count
 
         with self._lock:
             if self._journal.is_long and self._journal.size >= self._enough:
