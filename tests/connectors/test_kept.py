@@ -5,7 +5,7 @@ import os
 import pyarrow as pa
 import pytest
 
-from dpstream.connectors.storage import DeadLetters
+from dpstream.connectors.dead_letters import DeadLetters
 from dpstream.connectors.testing import Abort, Aborted, ListSink, ListSource
 from dpstream.connectors.write_ahead import WriteAhead
 from dpstream.errors import StateError

@@ -9,14 +9,14 @@ import pytest
 
 from dpstream.counting.binary_tree import Honaker
 from dpstream.counting.buffered import BufferedLinearToeplitz
-from dpstream.counting.float_error import (
+from dpstream.counting.noise_process import advance_noise
+from dpstream.counting.noise_scale import (
     calibrate_query,
     float_error,
     path_error,
     query_error,
     sigma_for,
 )
-from dpstream.counting.noise_process import advance_noise
 from dpstream.errors import InvalidInput, InvalidParameter, StateError
 from dpstream.privacy.accounting.accountant import delta_of
 from dpstream.privacy.accounting.calibration import mu_squared_for

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from dpstream.engines.chunks import ChunkReader, OperatorCounts
-from dpstream.engines.embedded.arrivals import Arrivals
+from dpstream.engines.embedded.live_reader import Arrivals
 from dpstream.engines.embedded.step_rows import LiveInput
 from dpstream.errors import NoiseReuse
 from dpstream.privacy.state import Secret

@@ -9,7 +9,7 @@ from scipy.stats import chi2, ks_2samp
 
 import dpstream as dps
 from dpstream.counting.buffered import BufferedLinearToeplitz
-from dpstream.counting.float_error import calibrate, float_error, path_error
+from dpstream.counting.noise_scale import calibrate, float_error, path_error
 from dpstream.errors import InvalidInput, InvalidParameter, NoiseReuse
 from dpstream.mechanisms.counter import KeyedCounting
 from dpstream.privacy.accounting.accountant import delta_of

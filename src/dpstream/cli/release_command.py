@@ -35,7 +35,7 @@ from dpstream.mechanisms.release import Series
 from dpstream.mechanisms.runner import Runner
 from dpstream.optional import optional
 from dpstream.privacy.amounts import show
-from dpstream.privacy.state.secret import beside
+from dpstream.privacy.state.secret import secret_path
 
 _Parameter = partial(Option, rich_help_panel="Parameters of the mechanism")
 _DEFAULT = "pacer"  # the w-event mechanism that is nowhere far from the best
@@ -100,7 +100,7 @@ def release(
         optional("matplotlib.pyplot", extra="plot", who="--plot")
     rows = read_series(source, columns=columns or [], time_column=time_column)
     rows.check(chosen)  # before a state directory, a book or a secret is made for them
-    secret_file = secret if secret is not None or state is None else beside(state)
+    secret_file = secret if secret is not None or state is None else secret_path(state)
     existed = secret_file is None or secret_file.exists()
     runner = Runner(
         chosen,

@@ -37,7 +37,7 @@ from dpstream.connectors.storage import safe_name
 from dpstream.engines.embedded.process_memory import keep_freed_memory
 from dpstream.errors import InvalidInput, InvalidParameter
 from dpstream.privacy.ledger.ledger import Ledger
-from dpstream.privacy.state.secret import beside
+from dpstream.privacy.state.secret import secret_path
 from dpstream.session import Run, run
 from dpstream.session.budget import AnyQuery
 from dpstream.session.start_pipeline import refuse_lost_secret
@@ -156,7 +156,7 @@ def sql(
     given = _source(compiled, sources)
     if text == "-" and "-" in given:
         raise InvalidParameter("standard input cannot be the query and its source at once")
-    secret_file = secret if secret is not None or state is None else beside(state)
+    secret_file = secret if secret is not None or state is None else secret_path(state)
     if secret_file is not None and state is not None:
         refuse_lost_secret(secret_file, [state])
     existed = secret_file is None or secret_file.exists()

@@ -22,7 +22,7 @@ from dpstream.connectors.server_base import is_uri
 from dpstream.connectors.storage import open_folder, safe_name
 from dpstream.errors import StateError
 from dpstream.optional import optional
-from dpstream.privacy.state.durable_files import sync_directory, writing
+from dpstream.privacy.state.durable_files import sync_directory, wrap_write_errors
 
 _NAMES = 1 << 16
 _TRIGGERS = 1 << 32  # of a window; two numbers in one that only grows
@@ -99,7 +99,7 @@ class DeltaSink:
         folder = Path(self._uri(query))
         known = self._known(query)
         commit = folder / "_delta_log" / f"{known.version():020d}.json"
-        with writing(folder):
+        with wrap_write_errors(folder):
             lines = map(json.loads, commit.read_bytes().splitlines())
             files = [folder / line["add"]["path"] for line in lines if "add" in line]
             for path in [*files, commit, commit.parent, folder, folder.parent]:

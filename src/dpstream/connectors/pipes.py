@@ -33,7 +33,7 @@ from dpstream.connectors.files.text import (
 )
 from dpstream.connectors.storage import open_folder
 from dpstream.errors import InvalidInput, StateError
-from dpstream.privacy.state.durable_files import writing
+from dpstream.privacy.state.durable_files import wrap_write_errors
 from dpstream.records import Batch, Columns, Position
 
 NAME = "stdin"
@@ -221,7 +221,7 @@ class StdoutSink:
             raise StateError(f"standard output cannot be written: {problem}") from problem
         self._done.add(key)
         if self._journal is not None:
-            with writing(self._journal), self._journal.open("ab") as file:
+            with wrap_write_errors(self._journal), self._journal.open("ab") as file:
                 file.write(json.dumps(key).encode() + b"\n")
                 file.flush()
                 os.fsync(file.fileno())
@@ -234,7 +234,7 @@ def _read_journal(path: Path) -> set[tuple[str, int, int]]:
     """What was written; a last line without its end was cut by a kill, and is cut off."""
     if not path.exists():
         return set()
-    with writing(path):
+    with wrap_write_errors(path):
         content = path.read_bytes()
         lines = content[: content.rfind(b"\n") + 1]
         if len(lines) < len(content):

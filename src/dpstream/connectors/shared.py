@@ -1,6 +1,6 @@
 """One source for several queries, one sink for several queries, several sinks for one query.
 
-Live sources are shared by `engines.embedded.arrivals` instead, which goes by the clock.
+Live sources are shared by `engines.embedded.live_reader` instead, which goes by the clock.
 """
 
 from __future__ import annotations

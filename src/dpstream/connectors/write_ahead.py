@@ -26,7 +26,7 @@ import pyarrow as pa
 from dpstream.connectors.files.text import empty_strings
 from dpstream.connectors.storage import open_folder, put, put_new, remove, safe_name
 from dpstream.errors import InvalidInput, RowsLost, StateError
-from dpstream.privacy.state.durable_files import make_directory, remove_leftovers, writing
+from dpstream.privacy.state.durable_files import make_directory, remove_leftovers, wrap_write_errors
 from dpstream.records import Batch, Columns, EndingSource, InferredTypes, Position, Rejected, Source
 
 PUSHED = "http:"
@@ -262,7 +262,7 @@ class Inbox:
             return
         self._known[request_id] = (number, body)
         path = self._requests
-        with writing(path), os.fdopen(os.open(path, _APPEND, 0o600), "ab") as file:
+        with wrap_write_errors(path), os.fdopen(os.open(path, _APPEND, 0o600), "ab") as file:
             file.write(_line(request_id, number, body))
         while len(self._known) > _REMEMBERED:
             self._known.popitem(last=False)

@@ -19,7 +19,7 @@ class OperatorCounts:
     keep_rejected: Callable[[str, list[Rejected]], None] | None = None
     """Keeps rows that cannot be used, by their chunk's name; the same rows may come again."""
     erase_rejected: Callable[[Callable[[list[str]], Any]], tuple[int, int]] | None = None
-    """Erases those that are selected by their texts; see `connectors.storage.DeadLetters.erase`."""
+    """Erases those that are selected by their texts; see `DeadLetters.erase`."""
     letters_erased: int = 0
     """Dead letters of a unit that was erased."""
     letters_unclear: int = 0

@@ -29,7 +29,7 @@ import pyarrow as pa
 from dpstream.engines.chunks import OperatorCounts
 from dpstream.engines.clock import Clock, SystemClock
 from dpstream.engines.collected import Releases
-from dpstream.engines.embedded.arrivals import BUFFER, Arrivals, LiveView
+from dpstream.engines.embedded.live_reader import BUFFER, Arrivals, LiveView
 from dpstream.engines.run_storage import (
     KIND,
     OpenWindows,
@@ -43,7 +43,7 @@ from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.query_spend import QuerySpend
 from dpstream.privacy.spend import noise_versions
 from dpstream.privacy.state import MemoryWindowKeys, Secret, mint_run_id
-from dpstream.privacy.state.durable_files import remove_leftovers, writing
+from dpstream.privacy.state.durable_files import remove_leftovers, wrap_write_errors
 from dpstream.privacy.state.identity import canonical
 from dpstream.privacy.state.run_directory import (
     About,
@@ -153,7 +153,7 @@ class Run(ABC):
             dataset=self.dataset,
             given_secret=self.secret,
         )
-        with writing(self.folder):
+        with wrap_write_errors(self.folder):
             return about, secret, open_ledger(self.folder, about, self.ledger)
 
     @abstractmethod
@@ -362,7 +362,7 @@ class QueryRun(Run):
         keys: Any = MemoryWindowKeys(derived_for_tests=None if run_id is None else secret)
         directory, owns_ledger = None, not isinstance(self.ledger, Ledger)
         if folder is not None:
-            with ExitStack() as undo, writing(folder):
+            with ExitStack() as undo, wrap_write_errors(folder):
                 if owns_ledger:
                     undo.callback(ledger.close)
                 common: dict[str, Any] = {"secret": secret, "ledger": ledger}

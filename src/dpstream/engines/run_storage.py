@@ -34,7 +34,7 @@ from dpstream.privacy.state.run_directory import (
     RunDirectory,
     read_about,
 )
-from dpstream.privacy.state.secret import beside
+from dpstream.privacy.state.secret import secret_path
 from dpstream.query.column_types import Types
 from dpstream.query.row_spec import RowSpec
 from dpstream.records import Position
@@ -112,7 +112,7 @@ def paths_to_make(folder: Path, ledger: GivenLedger) -> tuple[Path, ...]:
     names = ["spark.dps", "run.dps", "inputs.log"]
     names += ["windows/final", "windows/minted", "windows", "segments", "shared"]
     names += ["ledger", "ledger.head"] if ledger is None else []
-    paths = [*(folder / name for name in names), beside(folder), folder]
+    paths = [*(folder / name for name in names), secret_path(folder), folder]
     return tuple(path for path in paths if not path.exists())
 
 

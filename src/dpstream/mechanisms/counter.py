@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dpstream.counting.buffered import BufferedLinearToeplitz
-from dpstream.counting.float_error import calibrate
 from dpstream.counting.noise_process import KeyedNoise, advance_noise
+from dpstream.counting.noise_scale import calibrate
 from dpstream.errors import InvalidInput, InvalidParameter
 from dpstream.mechanisms.base import as_block, whole
 from dpstream.mechanisms.counters.blt import BltCounter

@@ -52,7 +52,7 @@ from dpstream.privacy.state.run_directory import (
     refuse_moved,
     refuse_rolled_back,
 )
-from dpstream.privacy.state.secret import beside
+from dpstream.privacy.state.secret import secret_path
 from dpstream.records import Integers, Position, Reals, Release
 
 _BATCH = 1024  # steps whose digests, and steady charges, become durable together
@@ -118,8 +118,8 @@ class Runner:
         saved = None if folder is None else SavedRun.find(folder)
         with ExitStack() as undo:
             if saved is None:
-                if secret is None and folder is not None and beside(folder).exists():
-                    secret = beside(folder)
+                if secret is None and folder is not None and secret_path(folder).exists():
+                    secret = secret_path(folder)
                 self._secret = Secret.of(secret)
                 self._ledger = ledger if isinstance(ledger, Ledger) else Ledger(ledger)
             else:
@@ -334,7 +334,7 @@ class Runner:
             raise StateError(f"{folder} holds another run; name another place")
         make_empty(folder)
         if self._secret.fresh and self._secret.path is None:
-            self._secret.write(beside(folder))
+            self._secret.write(secret_path(folder))
         self._ledger.persist(folder / "ledger")  # a book in memory must not end before its run
         self._sign(folder, kind, more or {})
 

@@ -17,7 +17,7 @@ from scipy.special import ndtri
 
 from dpstream.counting.binary_tree import Honaker
 from dpstream.counting.buffered import BufferedLinearToeplitz, LastTwice
-from dpstream.counting.float_error import Process, QueryCalibration, calibrate_query, sigma_for
+from dpstream.counting.noise_scale import Process, QueryCalibration, calibrate_query, sigma_for
 from dpstream.errors import InvalidParameter
 from dpstream.privacy.accounting.calibration import split_budget
 from dpstream.privacy.accounting.promises import own_terms

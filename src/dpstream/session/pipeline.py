@@ -27,7 +27,7 @@ from dpstream.privacy.accounting.calibration import mu_squared_for, rho_for
 from dpstream.privacy.amounts import on_grid, positive
 from dpstream.privacy.ledger.charges import Terms
 from dpstream.privacy.ledger.ledger import BACKUPS, Ledger
-from dpstream.privacy.state.secret import beside
+from dpstream.privacy.state.secret import secret_path
 from dpstream.query.query import Query
 from dpstream.query.windows import duration
 from dpstream.session import Feed
@@ -144,7 +144,7 @@ def load_pipeline(path: str | Path) -> Pipeline:
     ]
     feeds = {name: _feed(base, name, table) for name, table in tables["source"].items()}
     folder = Path(_resolve(base, state["path"]))
-    secret = Path(_resolve(base, state["secret"])) if "secret" in state else beside(folder)
+    secret = Path(_resolve(base, state["secret"])) if "secret" in state else secret_path(folder)
     sinks = _listed(tables.get("sink", {}).get("to", []))
     backups = tables.get("retention", {}).get("backups", BACKUPS)
     queries = tuple(one.query for one in compiled)

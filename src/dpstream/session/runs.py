@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from dpstream.connectors.shared import SharedSink
 from dpstream.engines.collected import Releases, release_facts
-from dpstream.engines.embedded.arrivals import Arrivals
+from dpstream.engines.embedded.live_reader import Arrivals
 from dpstream.engines.query_run import Run
 from dpstream.query.schedule import Schedule
 from dpstream.query.windows import instant

@@ -12,17 +12,18 @@ from typing import Any, TypeAlias, cast
 
 import pyarrow as pa
 
+from dpstream.connectors.dead_letters import DeadLetters
 from dpstream.connectors.files.source import open_directory
 from dpstream.connectors.files.text import SizeLimits
 from dpstream.connectors.registry import open_sink, open_source
 from dpstream.connectors.server_base import ServerOptions, is_uri
 from dpstream.connectors.shared import SharedSink, SharedSource, shared_sinks
-from dpstream.connectors.storage import DeadLetters, safe_name
+from dpstream.connectors.storage import safe_name
 from dpstream.connectors.write_ahead import PUSHED, PushedSource, WriteAhead, pushed_folder
 from dpstream.engines.chunks import OperatorCounts
 from dpstream.engines.clock import Clock, SystemClock
-from dpstream.engines.embedded.arrivals import Arrivals
 from dpstream.engines.embedded.embedded_engine import LocalRun
+from dpstream.engines.embedded.live_reader import Arrivals
 from dpstream.engines.embedded.series_run import SeriesRun
 from dpstream.engines.query_run import AnyQuery, Engine, EngineOptions, QueryRun, Run
 from dpstream.errors import InvalidParameter, StateError
@@ -30,7 +31,7 @@ from dpstream.privacy.ledger.ledger import Ledger, warn_of_own_book
 from dpstream.privacy.state import Secret
 from dpstream.privacy.state.durable_files import make_directory
 from dpstream.privacy.state.run_directory import ANEW, keep_book, read_about
-from dpstream.privacy.state.secret import beside
+from dpstream.privacy.state.secret import secret_path
 from dpstream.query.series_query import SeriesQuery
 from dpstream.records import Frame, Sink, Source
 from dpstream.session.budget import refuse_early
@@ -205,7 +206,7 @@ def run_all(
     if own is not None:
         book.persist(own)  # one in memory must not end before its runs
     if secret is None and folder is not None:  # made at first, never remade
-        secret = Secret.load(beside(folder)) if begun else beside(folder)
+        secret = Secret.load(secret_path(folder)) if begun else secret_path(folder)
     secret = secret if secret is not None else Secret.of(None)  # one for all, in memory
     clock, sink = clock or SystemClock(), sink if engine is not None else shared_sinks(sink)
     views: dict[str, tuple[Any, Any]]

@@ -36,7 +36,7 @@ from dpstream.privacy.state import (
     unpack,
     write_packed,
 )
-from dpstream.privacy.state.durable_files import create_exclusive, erase, writing
+from dpstream.privacy.state.durable_files import create_exclusive, erase, wrap_write_errors
 from dpstream.privacy.state.serial import FORMAT
 from tests.support.processes import run_python
 
@@ -823,7 +823,10 @@ def test_a_journal_that_nobody_has_any_more_is_closed(tmp_path):
 
 def test_a_server_that_does_not_answer_is_told_as_such():
     """It is an OSError too, but no failure to write the state."""
-    with pytest.raises(ServerUnreachable, match="does not answer"), writing(Path("state")):
+    with (
+        pytest.raises(ServerUnreachable, match="does not answer"),
+        wrap_write_errors(Path("state")),
+    ):
         raise ServerUnreachable("kafka://x does not answer")
-    with pytest.raises(StateError, match="cannot be written"), writing(Path("state")):
+    with pytest.raises(StateError, match="cannot be written"), wrap_write_errors(Path("state")):
         raise ConnectionError("reset")

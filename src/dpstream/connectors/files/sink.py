@@ -17,7 +17,7 @@ from dpstream.connectors.storage import (
     safe_name,
 )
 from dpstream.errors import InvalidParameter
-from dpstream.privacy.state.durable_files import remove_leftovers, writing
+from dpstream.privacy.state.durable_files import remove_leftovers, wrap_write_errors
 
 
 class DirectorySink:
@@ -35,7 +35,7 @@ class DirectorySink:
         self._runs: dict[str, str] = {}  # by query
         open_folder(folder)
         if not again:
-            with writing(folder):
+            with wrap_write_errors(folder):
                 remove_leftovers(folder)
 
     def write(self, name: str, window: int, trigger: int, table: pa.Table) -> None:
@@ -64,7 +64,7 @@ class DirectorySink:
         """Refuse a query whose releases here are from another run: a small file says from which."""
         if run and self._runs.get(name) != run:
             marker = self._marker(name)
-            with writing(marker):
+            with wrap_write_errors(marker):
                 known = marker.read_text() if marker.exists() else run
             if known != run:
                 raise another_run(self._folder, name)

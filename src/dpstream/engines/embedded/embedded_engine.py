@@ -25,7 +25,7 @@ from dpstream.engines.sender import MOST_PENDING, Sender
 from dpstream.errors import InvalidParameter
 from dpstream.group_by.bounding import StepRows
 from dpstream.group_by.flow import BoundedRows, Flow
-from dpstream.privacy.state.durable_files import writing
+from dpstream.privacy.state.durable_files import wrap_write_errors
 from dpstream.privacy.state.run_directory import read_about
 from dpstream.query.column_types import Types
 
@@ -57,7 +57,7 @@ class LocalRun(QueryRun):
         if self.folder is None or read_about(self.folder) is None:
             raise InvalidParameter("only a run with a state directory has anything to erase")
         self._open_storage()
-        with ExitStack() as undo, writing(self.folder):
+        with ExitStack() as undo, wrap_write_errors(self.folder):
             undo.callback(self._close)
             self._open_flow(undo, threads=1)
             directory, key = self._storage.directory, self._storage.digest_key
@@ -81,7 +81,7 @@ class LocalRun(QueryRun):
 
     def _open(self, undo: ExitStack) -> None:
         """Everything that the run needs, and its state as the newest snapshot has it."""
-        undo.enter_context(writing(self.folder or Path()))
+        undo.enter_context(wrap_write_errors(self.folder or Path()))
         self._open_flow(undo, threads=self.options.threads or len(os.sched_getaffinity(0)))
         undo.callback(self._input.close)
         self._input.open(self._reader)

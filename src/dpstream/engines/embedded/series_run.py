@@ -33,7 +33,7 @@ from dpstream.mechanisms.runner import Runner
 from dpstream.privacy.ledger.charges import Terms
 from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.state import InputLog, Secret, read_packed, write_packed
-from dpstream.privacy.state.durable_files import writing
+from dpstream.privacy.state.durable_files import wrap_write_errors
 from dpstream.privacy.state.run_directory import ANEW, drop_unbegun, read_about
 from dpstream.query.series_query import SeriesQuery
 from dpstream.records import Release, fence
@@ -76,7 +76,7 @@ class SeriesRun(Run):
         with ExitStack() as undo:
             undo.callback(self._close_ends)
             secret = self._open_runner(undo)
-            undo.enter_context(writing(self.folder or Path()))
+            undo.enter_context(wrap_write_errors(self.folder or Path()))
             counts = self.counts_class(self.query, secret, self._runner.run_id)
             if self._log is not None:
                 keep_types(counts.reader, self._log)

@@ -24,8 +24,8 @@ import numpy as np
 
 from dpstream.engines.chunks import ChunkReader, OperatorCounts, first_types
 from dpstream.engines.clock import Clock, OverdueTriggers
-from dpstream.engines.embedded.arrivals import Arrivals, ArrivedChunk, LiveView, Positions
 from dpstream.engines.embedded.finished_log import FinishedLog
+from dpstream.engines.embedded.live_reader import Arrivals, ArrivedChunk, LiveView, Positions
 from dpstream.engines.query_run import Run
 from dpstream.errors import InvalidInput, NoiseReuse, UnusableFile
 from dpstream.group_by.bounding import StepRows

@@ -33,7 +33,7 @@ from dpstream.engines.state_delta import Owner, Watermarks, extract, is_wasteful
 from dpstream.errors import NoiseReuse, StateError
 from dpstream.group_by.flow import Flow
 from dpstream.privacy.state import mint_run_id, pack, read_packed, unpack, write_packed
-from dpstream.privacy.state.durable_files import erase, replace, writing
+from dpstream.privacy.state.durable_files import erase, replace, wrap_write_errors
 from dpstream.privacy.state.serial import checksum_of
 from dpstream.rows.row_batch import Rows, in_order
 from dpstream.rows.row_ids import combine, multiset_digest
@@ -53,7 +53,7 @@ class SharedFiles:
     def write(self, name: str, *content: Any) -> None:
         """Put a file there, whole."""
         if self.local is not None:
-            with writing(self.local / name):
+            with wrap_write_errors(self.local / name):
                 replace(self.local / name, *content)
             return
         system, root = _system(self.location)

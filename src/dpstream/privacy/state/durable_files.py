@@ -207,7 +207,7 @@ def remove_leftovers(folder: Path, name: str = "*", *, overwrite: bool = False) 
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[None]:
+def wrap_write_errors(path: Path) -> Iterator[None]:
     """Turn a failure to write `path` into a StateError."""
     try:
         yield

@@ -38,7 +38,7 @@ from dpstream.privacy.state.durable_files import create_exclusive, make_director
 from dpstream.privacy.state.identity import canonical, readable
 from dpstream.privacy.state.input_log import types_digest
 from dpstream.privacy.state.journal import Journal
-from dpstream.privacy.state.secret import beside
+from dpstream.privacy.state.secret import secret_path
 
 FORMAT = 3
 ANEW = "use a new state directory (a new run, charged anew)"
@@ -269,7 +269,7 @@ def find_run(
     about = read_about(folder, kind=kind)
     if about is None:
         make_empty(folder)
-        return None, Secret.of(beside(folder) if given_secret is None else given_secret)
+        return None, Secret.of(secret_path(folder) if given_secret is None else given_secret)
     secret = known_secret(folder, about, given_secret)
     asked = {**facts, "dataset": canonical(dataset)}
     kept = {**about["facts"], "dataset": canonical(about["dataset"])}
@@ -455,7 +455,7 @@ def known_secret(folder: Path, about: About, given: GivenSecret) -> Secret:
     if isinstance(given, Secret | bytes):
         secret = Secret.of(given)
     else:
-        secret = Secret.load(beside(folder) if given is None else given)
+        secret = Secret.load(secret_path(folder) if given is None else given)
     _refuse_other_secret(folder, about, secret)
     return secret
 

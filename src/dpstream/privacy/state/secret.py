@@ -140,7 +140,7 @@ class Secret:
         raise SecretError("a secret is not serialised; pass its path or bytes instead")
 
 
-def beside(state: Path) -> Path:
+def secret_path(state: Path) -> Path:
     """Where the secret of a state directory is kept: next to it, not in it."""
     return state.with_name(state.name + ".secret")
 
