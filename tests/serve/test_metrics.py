@@ -181,9 +181,9 @@ name = "pages"
 sql = """
 SELECT WITH DIFFERENTIAL_PRIVACY
        OPTIONS (epsilon = 8, delta = 1e-6, privacy_unit_column = user, max_groups_contributed = 1,
-                privacy_unit_period = INTERVAL '1' DAY)
+                privacy_unit_period = INTERVAL '10' SECOND)
        page, window_start, COUNT(*) AS n
-FROM TUMBLE(clicks, DESCRIPTOR(at), INTERVAL '1' DAY)
+FROM TUMBLE(clicks, DESCRIPTOR(at), INTERVAL '10' SECOND)
 GROUP BY page, window_start
 EMIT EVERY INTERVAL '1' SECOND
 """
