@@ -53,7 +53,7 @@ def ask(address, path="/metrics", token=TOKEN, method="GET"):
     return answer.status, answer.read().decode()
 
 
-def test_metrics_of_a_run_are_for_the_token_alone():
+def test_metrics_of_a_run_are_for_the_token_alone(caplog):
     """Whoever lacks it sees nothing, not even which paths there are."""
     collected = []
 
@@ -68,6 +68,9 @@ def test_metrics_of_a_run_are_for_the_token_alone():
         assert ask(address) == (200, exposition([("up", {}, 1)]))
         assert ask(address, "/no")[0] == 404
         assert ask(address, method="POST")[0] == 501
+    with serve_metrics(("127.0.0.1", 0), token, lambda: 1 // 0, plain_http=False) as address:
+        assert ask(address) == (500, "")
+    assert "metrics cannot be collected" in caplog.text
     with pytest.raises(OSError, match="refused"):
         ask(address)
 

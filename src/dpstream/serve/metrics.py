@@ -5,6 +5,7 @@ They are exact, and not private: whoever asks needs the operator's token.
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import time
@@ -62,6 +63,7 @@ METRICS = {
     "posted_bytes": "Kept for the run.",
 }
 """Names without the prefix; totals only grow."""
+_LOG = logging.getLogger("dpstream.serve")
 CONTENT_TYPE = "text/plain; version=0.0.4"
 _BEGAN = time.time()
 _PATIENCE = 10  # seconds that a client has for its request
@@ -247,7 +249,11 @@ def serve_metrics(
             elif self.path != "/metrics":
                 status, body = 404, "there is /metrics, and nothing else\n"
             else:
-                body = exposition(collect())
+                try:
+                    body = exposition(collect())
+                except Exception as problem:
+                    _LOG.error("metrics cannot be collected", exc_info=problem)
+                    status = 500
             self.send_response_only(status)
             if status == 401:
                 self.send_header("WWW-Authenticate", "Bearer")
