@@ -28,6 +28,8 @@ KAFKA_JARS = ROOT / ".cache" / "spark-kafka"
 os.environ.setdefault("NUMBA_CACHE_DIR", str(ROOT / ".cache" / "numba"))
 os.environ.setdefault("MPLBACKEND", "agg")
 
+gc.set_threshold(50_000)  # collecting the tests makes many objects, and no garbage
+
 IN_MEMORY = Path("/dev/shm")
 """Where temporary folders of tests are, if there is room: a kill loses nothing there either, and
 the thousands of fsyncs of the suite take no time."""
@@ -210,6 +212,11 @@ def pytest_collection_finish() -> None:
     """Modules and tests stay to the end: the garbage collector need not look at them again."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    """Libraries that count what they leak at the exit find nothing."""
+    gc.unfreeze()
 
 
 def pytest_configure(config: pytest.Config) -> None:
