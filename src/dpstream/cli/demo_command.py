@@ -14,6 +14,7 @@ from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from fractions import Fraction
 from importlib.resources import as_file, files
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -39,7 +40,7 @@ from dpstream.mechanisms.release import Series, release
 from dpstream.optional import optional
 from dpstream.privacy.ledger.charges import Terms
 from dpstream.privacy.ledger.ledger import Ledger
-from dpstream.records import Integers
+from dpstream.records import Reals
 
 WELCOME = """\
 dpstream publishes statistics from live streams under differential privacy, for as long as they run.
@@ -332,12 +333,15 @@ def _warm_up(folder: Path) -> float:
     return time.perf_counter() - began
 
 
-def _spawn(words: list[str], folder: Path, **more: Any) -> subprocess.Popen[bytes]:
+def _spawn(
+    words: list[str], folder: Path, *, stdout: int = subprocess.DEVNULL
+) -> subprocess.Popen[bytes]:
     """`dpstream ...` in a process of its own, whose notes are in the folder's `stderr`."""
     command = [sys.executable, "-m", "dpstream", *words]
-    quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL}
     with (folder / "stderr").open("wb") as notes:
-        return subprocess.Popen(command, cwd=folder, stderr=notes, **quiet | more)
+        return subprocess.Popen(
+            command, cwd=folder, stdin=subprocess.DEVNULL, stdout=stdout, stderr=notes
+        )
 
 
 def _fail(folder: Path, what: str) -> NoReturn:
@@ -373,7 +377,7 @@ def _publish_series(console: Console) -> dict[str, Any]:
     months = [month[:7] for month in rows.times or []]
     console.print(INTRO.format(first=months[0], last=months[-1]))
     ledger, dataset = Ledger(), "unemployment"
-    ledger.open(dataset, Terms(unit="w_event", total=2, window=12))
+    ledger.open(dataset, Terms(unit="w_event", total=Fraction(2), window=12))
 
     def publish(name: str) -> Series:
         mechanism: Any = find(name)
@@ -401,7 +405,7 @@ def _publish_series(console: Console) -> dict[str, Any]:
     return facts | {"releases": figures, "refused": refusal, "ledger": ledger.report()}
 
 
-def _figures(console: Console, name: str, truth: Integers, series: Series) -> dict[str, Any]:
+def _figures(console: Console, name: str, truth: Reals, series: Series) -> dict[str, Any]:
     """How far a release is from the truth, in all steps; told and returned."""
     error = np.abs(series.values - truth)
     figures = {
