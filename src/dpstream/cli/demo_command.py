@@ -59,8 +59,8 @@ a little low. The clicks of the last moment are still on their way.
 """
 SAME = """\
 The kill came after release {killed_after}. Started again, the engine computed the releases up to it
-once more from its state: {found}. Other noise over the same clicks could be averaged away, and
-would have to be paid again.
+once more from its state: {found}.
+Other noise over the same clicks could be averaged away, and would have to be paid again.
 
 The ledger: charged once, before the first noise; the restart cost nothing.
 """
@@ -78,7 +78,7 @@ Next:
   dpstream init && dpstream run pipeline.toml   your own pipeline, from an example that runs
   dpstream serve pipeline.toml                  its releases on a live page (dpstream demo --serve)
   dpstream sql "SELECT ..." --source t=log.csv  one query over your own rows
-  dpstream release your.csv --window 12         your own series
+  dpstream release t.csv --window 12 --epsilon 1   your own series
   dpstream audit                                attack it yourself
 """
 QUERY = """\
