@@ -26,6 +26,10 @@ SharedLedger = Annotated[
     BudgetOption(envvar="DPSTREAM_LEDGER", help="Ledger file that others share."),
 ]
 Payer = Annotated[str, BudgetOption(help="Whose book in the ledger pays.")]
+Anyway = Annotated[
+    bool,
+    BudgetOption("--anyway", help="Begin, and pay, though none of the first rows can be used."),
+]
 FLAGS = ("epsilon", "window", "delay", "lo", "hi", "quantum")
 
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer import Argument, Option
 
+from dpstream.cli.command_options import Anyway
 from dpstream.cli.output import INTERRUPTED, note, wants_json
 from dpstream.cli.releases import about, as_json, in_words, show
 from dpstream.cli.watch import (
@@ -54,6 +55,7 @@ def run(
         str | None,
         Option("--engine", help="embedded (this process) or spark; default: the file's."),
     ] = None,
+    anyway: Anyway = False,
     as_lines: Annotated[bool, Option("--json", help="Print JSON lines.")] = False,
 ) -> None:
     """Run a pipeline's queries; started again, they go on where they stopped."""
@@ -70,7 +72,7 @@ def run(
     stopper = Stopper()
     with pipeline.open_ledgers() as ledgers:
         keep_freed_memory()
-        runs = start(pipeline, ledgers, clock=stopper)
+        runs = start(pipeline, ledgers, clock=stopper, anyway=anyway)
         before = []
         for book, wanted in zip(pipeline.books, terms, strict=True):
             before.append(charged_runs(ledgers[book.ledger], book.dataset))
@@ -97,7 +99,7 @@ def _erase_unit(pipeline: Pipeline, unit: str) -> None:
     """Erase a unit from every query that has state, and say in how many groups it was."""
     refuse_lost_secret(pipeline.secret, list(pipeline.folders.values()))
     with pipeline.open_ledgers() as ledgers:
-        runs = start(pipeline, ledgers, clock=Stopper())
+        runs = start(pipeline, ledgers, clock=Stopper(), anyway=True)
         places = {name: one.erase_unit(unit) for name, one in runs.runs.items()}
     counts = {name: one.operator for name, one in runs.runs.items()}
     if wants_json():

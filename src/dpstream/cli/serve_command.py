@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
+from dpstream.cli.command_options import Anyway
 from dpstream.cli.output import note
 from dpstream.errors import InvalidParameter, MissingDependency
 from dpstream.privacy.state.durable_files import make_directory
@@ -61,6 +62,7 @@ def serve(
     engine: Annotated[
         str | None, Option("--engine", help="embedded or spark; default: the file's.")
     ] = None,
+    anyway: Anyway = False,
     as_lines: Annotated[bool, Option("--json", help="Print the addresses as JSON.")] = False,
 ) -> None:
     """Run a pipeline and serve its releases: a page, a feed, and a side for the operator."""
@@ -78,6 +80,7 @@ def serve(
         plain_http=allow_plain_http,
         behind_proxy=behind_proxy,
         run=not no_run,
+        anyway=anyway,
         grid=grid,
         rate=rate,
         clients=clients,

@@ -13,6 +13,7 @@ import typer
 from typer import Argument, Option
 
 from dpstream.cli.command_options import (
+    Anyway,
     BudgetOption,
     Payer,
     SecretFile,
@@ -148,6 +149,7 @@ def sql(
     secret: SecretFile = None,
     ledger: SharedLedger = None,
     dataset: Payer = "stream",
+    anyway: Anyway = False,
     as_json: AsJson = False,
 ) -> None:
     """Publish a query's releases under differential privacy."""
@@ -178,6 +180,7 @@ def sql(
         ledger=book if isinstance(book, Ledger) else ledger,
         dataset=dataset,
         clock=stopper,
+        anyway=anyway,
     )
     before = charged_runs(book, dataset)
     tell_storage("query", state, ledger)

@@ -25,6 +25,7 @@ from dpstream.records import (
     Position,
     Sink,
     Source,
+    check_sink,
     fence,
 )
 from dpstream.rows.row_reader import ParsedColumns
@@ -151,6 +152,11 @@ class SharedSink:
         with self._turn:
             self._sink.write(name, window, trigger, table)
 
+    def check(self, name: str, schema: pa.Schema) -> None:
+        """Refuse a query whose releases it could not take."""
+        with self._turn:
+            check_sink(self._sink, name, schema)
+
     def fence(self, name: str, run: str) -> None:
         """Refuse a run whose releases it cannot take, before it is paid for."""
         with self._turn:
@@ -181,6 +187,11 @@ class AllSinks:
         """Write to all; after a failure the next run writes again where it is missing."""
         for sink in self._sinks:
             sink.write(name, window, trigger, table)
+
+    def check(self, name: str, schema: pa.Schema) -> None:
+        """Refuse a query whose releases one of them could not take."""
+        for sink in self._sinks:
+            check_sink(sink, name, schema)
 
     def fence(self, name: str, run: str) -> None:
         """Refuse a run whose releases one of them cannot take, before it is paid for."""

@@ -22,7 +22,7 @@ from dpstream.query.noise_plan import plan_query
 from dpstream.query.query import Query
 from dpstream.query.series_query import SeriesQuery
 
-__all__ = ["AnyQuery", "refuse_early"]
+__all__ = ["AnyQuery", "refuse_early", "was_charged"]
 
 
 def refuse_early(
@@ -52,6 +52,17 @@ def refuse_early(
         _refuse_users(which, book, users)
     if series and book["terms"]["unit"] != "user":
         _refuse_series(ledger, dataset, series, which)
+
+
+def was_charged(ledger: Ledger, dataset: str, folder: Path | None) -> bool:
+    """Is the run of a state directory charged to the book? Then it begins no more."""
+    paid = {
+        line["run"]
+        for book in ledger.report()
+        if book["dataset"] == dataset
+        for line in book["spent_on"]
+    }
+    return is_charged(folder, paid, ledger.known)
 
 
 def _refuse_users(which: str, book: dict[str, Any], queries: Sequence[Query]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
@@ -33,8 +33,9 @@ from dpstream.privacy.state.durable_files import make_directory
 from dpstream.privacy.state.run_directory import ANEW, keep_book, read_about
 from dpstream.privacy.state.secret import secret_path
 from dpstream.query.series_query import SeriesQuery
-from dpstream.records import Frame, Sink, Source
-from dpstream.session.budget import refuse_early
+from dpstream.records import Frame, Sink, Source, check_sink
+from dpstream.session.budget import refuse_early, was_charged
+from dpstream.session.first_rows import refuse_useless
 from dpstream.session.runs import Runs
 
 Place: TypeAlias = str | os.PathLike[str]
@@ -81,6 +82,7 @@ def run(
     options: EngineOptions | None = None,
     clock: Clock | None = None,
     engine: Engine | None = None,
+    anyway: bool = False,
 ) -> Run:
     """Publish a query's releases, for as long as its schedule runs.
 
@@ -99,7 +101,9 @@ def run(
 
     What does not fit into the dataset's book is refused here, before a row is read. Without a
     `ledger` the query has a book of its own, and a NewBook warning says so once. A `Ledger` that is
-    in memory moves to a file in the state directory, for all that share it.
+    in memory moves to a file in the state directory, for all that share it. A query that was not
+    charged yet is also refused here if its sink cannot take its releases, or if none of the rows
+    there are can be used, as with times in another unit; `anyway` runs it over such rows, too.
 
     `engine`: a `SparkEngine` runs the query on its session; then `source` and `history` may be
     DataFrames, streaming ones too (`live`: by the clock; otherwise all that is there, by event
@@ -118,11 +122,12 @@ def run(
     folder = None if state is None else Path(state)
     if ledger is None:
         warn_of_own_book("query", folder, stacklevel=2)
-    given = _own_ledger(ledger, folder)
+    given, new = _own_ledger(ledger, folder), True
     if given is not None:
         if folder is not None and read_about(folder) is not None:
             keep_book(given, folder)
         refuse_early(given, dataset, [(query, folder)])
+        new = not was_charged(given, dataset, folder)
         if given is not ledger:
             given.close()
     place = dead_letters if dead_letters is not None else folder and folder / "dead-letters"
@@ -142,16 +147,25 @@ def run(
     if engine is not None:
         if on_done != "keep":
             raise _not_removed("another engine reads them")
-        return _start_on_engine(engine, query, (source, history), live, sink, parts, on_damage)
+        started = _start_on_engine(engine, query, (source, history), live, sink, parts, on_damage)
+        return _checked(started, new=new, anyway=anyway)
     feed = Feed(source=cast("SourceSpec", source), live=live, on_damage=on_damage, on_done=on_done)
     parts |= {
         "source": None if source is None else _open_feed(feed, folder),
         "sink": open_sink(sink),
         "history": None if history is None else open_source(history, on_damage=on_damage),
     }
-    if isinstance(query, SeriesQuery):
-        return SeriesRun(query=query, **parts)
-    return LocalRun(query=query, **parts)
+    kind: type[Run] = SeriesRun if isinstance(query, SeriesQuery) else LocalRun
+    return _checked(kind(query=query, **parts), new=new, anyway=anyway)
+
+
+def _checked(started: Run, *, new: bool, anyway: bool) -> Run:
+    """A run that may begin: one that is not charged yet is refused if it would be for nothing."""
+    if new:
+        check_sink(started.sink, started.query.name, started.schema)
+    if new and not anyway:
+        refuse_useless(started)
+    return started
 
 
 def run_all(
@@ -171,6 +185,7 @@ def run_all(
     clock: Clock | None = None,
     check_budget: bool = True,
     engine: Engine | None = None,
+    anyway: bool | Collection[str] = False,
 ) -> Runs:
     """Publish several queries of one dataset: one read of each source, one book, one secret.
 
@@ -180,7 +195,7 @@ def run_all(
     `ledger`; it must hold all of them, so open it with `query.promise` or `dpstream ledger open`
     first. Queries that do not fit into it together are refused here, before a row is read (unless
     `check_budget` is off, for callers who open the book after this). On another `engine` each query
-    reads by itself.
+    reads by itself. `anyway`: as in `run`, for all of them, or for those that are named.
 
     A query that fails stops alone: the others go on to their ends, and its error is raised then.
     """
@@ -231,6 +246,7 @@ def run_all(
             dataset=dataset,
             options=_of_query(options, query.name),
             clock=clock,
+            anyway=anyway if isinstance(anyway, bool) else query.name in anyway,
         )
 
     return Runs(

@@ -26,8 +26,12 @@ def start(
     clock: Clock,
     sinks: Sequence[Any] = (),
     options: EngineOptions | None = None,
+    anyway: bool = False,
 ) -> Runs:
-    """The queries, ready to be iterated over; `sinks` come after those of the file."""
+    """The queries, ready to be iterated over; `sinks` come after those of the file.
+
+    `anyway`: they begin though none of the first rows can be used.
+    """
     opened = open_engine(pipeline)
     started = [
         run_all(
@@ -41,6 +45,7 @@ def start(
             clock=clock,
             options=options,
             engine=opened,
+            anyway=anyway or pipeline.anyway,
             check_budget=False,  # the book is opened with the file's promise when all can begin
         )
         for book in pipeline.books
