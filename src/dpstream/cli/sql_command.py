@@ -155,7 +155,7 @@ def sql(
     """Publish a query's releases under differential privacy."""
     compiled = compile_text(text, name, settings or [])
     query = compiled.query
-    given = _source(compiled, sources)
+    given = source_paths(compiled, sources)
     if text == "-" and "-" in given:
         raise InvalidParameter("standard input cannot be the query and its source at once")
     secret_file = secret if secret is not None or state is None else secret_path(state)
@@ -214,7 +214,7 @@ def sql(
         raise typer.Exit(INTERRUPTED)
 
 
-def _source(compiled: Compiled, sources: Sequence[str]) -> list[str]:
+def source_paths(compiled: Compiled, sources: Sequence[str]) -> list[str]:
     """The paths that the query's table stands for."""
     paths = []
     for source in sources:

@@ -20,13 +20,15 @@ from dpstream.connectors.write_ahead import WriteAhead
 from dpstream.engines.embedded.live_reader import LiveView
 from dpstream.engines.query_run import Run
 from dpstream.errors import InvalidInput, UnusableFile
+from dpstream.group_by.bounding import UnitBucket
 from dpstream.privacy.state import Secret, mint_run_id
 from dpstream.query.column_types import is_number, is_text
+from dpstream.query.query import Bounds, Query
 from dpstream.query.row_spec import TIME_UNITS, RowSpec
 from dpstream.query.windows import DAY, in_words, instant, iso, within_calendar
-from dpstream.records import CheckedSource, Integers, Reals, Source, StartOffsets
+from dpstream.records import CheckedSource, Reals, Source, StartOffsets
 from dpstream.rows import parse
-from dpstream.rows.row_batch import Rows
+from dpstream.rows.row_batch import Rows, id_pairs, rows_by_window
 from dpstream.rows.row_reader import Reason, RowReader
 
 _LOG = logging.getLogger("dpstream.session")
@@ -69,7 +71,7 @@ class RowSample:
     last: int | None = None
     """The least and the largest time that could be read."""
     rows: list[Rows] = field(default_factory=list)
-    """Those that can be used, if they are kept."""
+    """Those that can be used, if nobody else reads the source."""
     cells: dict[str, pa.Array] = field(default_factory=dict)
     """Some cells of each column of the query."""
 
@@ -109,6 +111,59 @@ class RowSample:
         """The share of rows whose time, unit, keys or values can be used."""
         bad = sum(self.reasons[reason.value] for reason in _PARTS[part])
         return 1 - bad / self.read if self.read else 1.0
+
+    def contributions(self) -> dict[str, Any]:
+        """How many rows units have among these, and what the bounds leave out of them."""
+        units = np.concatenate([id_pairs(rows.units) for rows in self.rows])
+        _, counts = np.unique(units, return_counts=True)
+        query = self.query
+        bounds = (
+            query.bounds if isinstance(query, Query) else Bounds(rows=1, groups=1, rows_per_group=1)
+        )
+        slices = [(rows, first, end) for rows in self.rows for *_, first, end in rows.runs]
+        bucket, cut, kept = UnitBucket(bounds=bounds), [], 0
+        for window, period, rows in rows_by_window(slices):
+            if not isinstance(query, Query):
+                bucket = UnitBucket(bounds=bounds)  # one row in each window
+            mask = np.zeros(len(rows), np.uint8)
+            batch, places = (rows.units, rows.groups, rows.digests), np.arange(len(rows))
+            bucket.keep(window, period, batch, places, mask, by_value=bool(query.value_measures))
+            kept += int((mask > 0).sum())
+            cut.append(id_pairs(rows.units[mask == 0]))
+        return {
+            "units": len(counts),
+            "median_rows": float(np.median(counts)),
+            "most_rows": int(counts.max()),
+            "rows_left_out": 1 - kept / len(units),
+            "units_cut": len(np.unique(np.concatenate(cut))) / len(counts),
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        """All that is known of these rows, by topic."""
+        query = self.query
+        facts: dict[str, Any] = {
+            "rows": self.read,
+            "complete": self.complete,
+            "columns": self.columns,
+            "usable": self.usable / self.read if self.read else None,
+            "usable_parts": {part: self.share_usable(part) for part in _PARTS},
+            "unusable": dict(self.reasons.most_common()),
+            "outside": self.outside,
+            "late": self.late,
+            "late_share": self.late / self.read if self.read else 0.0,
+            "other_keys": self.other_keys,
+            "units": self.contributions() if self.rows else None,
+        }
+        if query.time_column is not None:
+            facts["times"] = {
+                "first": iso(self.first),
+                "last": iso(self.last),
+                "start": iso(query.start),
+                "end": iso(query.end),
+                "time_unit": query.time_unit,
+                "likely_unit": self.likely_unit,
+            }
+        return facts
 
     def what_is_wrong(self) -> str:
         """What makes most rows useless, and what to do about it; "" if nothing does."""
@@ -183,9 +238,9 @@ class RowSample:
         words += f"{iso(query.start)} to {'no end' if query.end is None else iso(query.end)}"
         if unit := self._unit_words():
             return f"{words}; {unit}"
-        assert self.first is not None and self.last is not None and query.start is not None
-        before = query.start - self.last
-        after = 0 if query.end is None else self.first - query.end
+        first, last = self.first or 0, self.last or 0
+        before = (query.start or 0) - last
+        after = 0 if query.end is None else first - query.end
         if 0 <= max(before, after) < _FARTHEST_ZONE:
             return (
                 f"{words}; that is less than a day beside it: are they in another time_zone than "
@@ -218,16 +273,14 @@ def sample_rows(
     *,
     now: int,
     most: int,
-    live: bool | None = None,
-    keep: bool = False,
+    live: bool,
     own: bool = False,
 ) -> RowSample:
     """Look at rows of a source until there are `most`, and at least one that can be used.
 
-    `keep`: those that can be used. `own`: nobody else reads the source, so it may be read on; a
-    source that starts somewhere in a server's log is otherwise read from its beginning alone.
+    `own`: nobody else reads the source, so it may be read on; a source that starts somewhere in a
+    server's log is otherwise read from its beginning alone.
     """
-    live = not source.bounded if live is None else live
     sample = RowSample(query=query, live=live, now=now)
     reader = RowReader(query, Secret.of(None), mint_run_id())  # ids that nobody else has
     chunks = _frame_chunks(source, query, most) if hasattr(source, "first_rows") else None
@@ -243,7 +296,7 @@ def sample_rows(
         start = 0
         while start < len(table):
             size = _FIRST if not start else _SLICE
-            _add(sample, reader, table.slice(start, size), keep=keep)
+            _add(sample, reader, table.slice(start, size), keep=own)
             start += size
             if sample.read >= most and sample.usable:
                 sample.complete = False
@@ -336,8 +389,8 @@ def refuse_useless(run: Run) -> None:
         if isinstance(inner, WriteAhead) or not getattr(inner, "replayable", True):
             _LOG.info("query %r: a pipe is not looked at before it is read", run.query.name)
             continue
-        live = run.live
-        sample = sample_rows(run.query, source, now=run.clock.now(), most=1000, live=live)
+        now = run.clock.now()
+        sample = sample_rows(run.query, source, now=now, most=1000, live=run.live)
         if not sample.read:
             _LOG.info("query %r: there are no rows yet to be looked at", run.query.name)
         if sample.useless:

@@ -26,7 +26,8 @@ from dpstream.engines.embedded.embedded_engine import LocalRun
 from dpstream.engines.embedded.live_reader import Arrivals
 from dpstream.engines.embedded.series_run import SeriesRun
 from dpstream.engines.query_run import AnyQuery, Engine, EngineOptions, QueryRun, Run
-from dpstream.errors import InvalidParameter, StateError
+from dpstream.errors import BudgetExceeded, InvalidParameter, LedgerError, StateError
+from dpstream.privacy.ledger.charges import Terms
 from dpstream.privacy.ledger.ledger import Ledger, warn_of_own_book
 from dpstream.privacy.state import Secret
 from dpstream.privacy.state.durable_files import make_directory
@@ -35,7 +36,7 @@ from dpstream.privacy.state.secret import secret_path
 from dpstream.query.series_query import SeriesQuery
 from dpstream.records import Frame, Sink, Source, check_sink
 from dpstream.session.budget import refuse_early, was_charged
-from dpstream.session.first_rows import refuse_useless
+from dpstream.session.first_rows import RowSample, refuse_useless, sample_rows
 from dpstream.session.runs import Runs
 
 Place: TypeAlias = str | os.PathLike[str]
@@ -254,6 +255,67 @@ def run_all(
         again={query.name: partial(begin, query, again=True) for query in queries},
         sinks=[each for each in _listed(sink) if isinstance(each, SharedSink)],
     )
+
+
+def look(
+    query: AnyQuery, feed: Feed, *, state: Path | None, rows: int, clock: Clock
+) -> dict[str, RowSample]:
+    """What would become of rows of a feed: "source", and "history" if there is one.
+
+    Nothing is charged, written, moved or committed. What cannot run is refused as by `run`. A pipe
+    is left out: it can be read only once.
+    """
+    if feed.source == PUSHED and state is not None:
+        source: Source = PushedSource(pushed_folder(state, feed.name))
+    else:
+        growing = feed.live and _is_path(feed.source)
+        source = open_source(
+            feed.source, growing=growing, options=feed.options, on_damage=feed.on_damage
+        )
+    history = feed.history
+    before = None if history is None else open_source(history, on_damage=feed.on_damage)
+    kind: type[Run] = SeriesRun if isinstance(query, SeriesQuery) else LocalRun
+    started = kind(query=query, source=source, history=before, clock=clock)
+    try:
+        return {
+            name: sample_rows(
+                *(started.query, each), now=clock.now(), most=rows, live=started.live, own=True
+            )
+            for name, each in (("source", source), ("history", before))
+            if each is not None and each.replayable
+        }
+    finally:
+        for end in (source, before):
+            if end is not None:
+                end.close()
+
+
+def would_fit(
+    queries: Sequence[tuple[AnyQuery, Path | None]],
+    *,
+    ledger: Ledger | str | Path | None,
+    dataset: str,
+    terms: Terms | None = None,
+) -> tuple[str, list[str]]:
+    """Why queries would not fit into their book together ("": they would); which are charged.
+
+    `queries` come with their state directories; `terms` are the book's, where they are declared.
+    The book is left as it is, and if there is none, none is made.
+    """
+    known = _own_ledger(ledger, None)
+    book, problem = known, ""
+    if book is None or book.terms(dataset) is None:
+        book = Ledger()
+    try:
+        if terms is not None:
+            book.open(dataset, terms)
+        refuse_early(book, dataset, queries)
+    except (BudgetExceeded, LedgerError) as refusal:
+        problem = str(refusal)
+    charged = [q.name for q, folder in queries if known and was_charged(known, dataset, folder)]
+    if known is not None and known is not ledger:
+        known.close()
+    return problem, charged
 
 
 def _feeds_by_query(names: Sequence[str], source: Any, common: Feed) -> dict[str, Feed]:
