@@ -316,7 +316,7 @@ class ConcurrentSink(Sink, Protocol):
         """May they?"""
 
 
-def check_sink(sink: Sink | None, name: str, schema: pa.Schema) -> None:
+def check_schema(sink: Sink | None, name: str, schema: pa.Schema) -> None:
     """Refuse a query whose releases the sink could not take, as far as it can tell."""
     if isinstance(sink, CheckedSink):
         sink.check(name, schema)

@@ -85,7 +85,7 @@ def test_mistakes_with_times_are_refused_and_cost_nothing(tmp_path, name):
 def test_the_sum_of_a_date_is_refused(tmp_path):
     path = written(tmp_path, rows(datetime.isoformat))
     total = "SUM(day, contribution_bounds_per_row => (0, 10)) AS days"
-    with pytest.raises(InvalidInput, match="'day' must hold numbers.*dates"):
+    with pytest.raises(InvalidInput, match=r"'day' must hold numbers.*dates"):
         dps.run(dps.sql(SQL.format("", total)), source=path, ledger=dps.Ledger())
 
 

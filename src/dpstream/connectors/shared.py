@@ -25,7 +25,7 @@ from dpstream.records import (
     Position,
     Sink,
     Source,
-    check_sink,
+    check_schema,
     fence,
 )
 from dpstream.rows.row_reader import ParsedColumns
@@ -155,7 +155,7 @@ class SharedSink:
     def check(self, name: str, schema: pa.Schema) -> None:
         """Refuse a query whose releases it could not take."""
         with self._turn:
-            check_sink(self._sink, name, schema)
+            check_schema(self._sink, name, schema)
 
     def fence(self, name: str, run: str) -> None:
         """Refuse a run whose releases it cannot take, before it is paid for."""
@@ -191,7 +191,7 @@ class AllSinks:
     def check(self, name: str, schema: pa.Schema) -> None:
         """Refuse a query whose releases one of them could not take."""
         for sink in self._sinks:
-            check_sink(sink, name, schema)
+            check_schema(sink, name, schema)
 
     def fence(self, name: str, run: str) -> None:
         """Refuse a run whose releases one of them cannot take, before it is paid for."""

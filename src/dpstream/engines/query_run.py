@@ -61,7 +61,7 @@ from dpstream.query.column_types import Types
 from dpstream.query.noise_plan import NoisePlan, plan_query
 from dpstream.query.query import Query
 from dpstream.query.series_query import SeriesQuery
-from dpstream.records import Sink, Source, check_sink, fence
+from dpstream.records import Sink, Source, check_schema, fence
 from dpstream.rows.row_reader import RowReader, rows_of_unit
 
 AnyQuery = Query | SeriesQuery
@@ -418,7 +418,7 @@ class QueryRun(Run):
             schema = release_schema(self.plan, self._reader.types)  # refuses what cannot be shown
             directory = self._storage.directory
             if directory is None or directory.log.last < 0:  # nothing is charged or drawn yet
-                check_sink(self.sink, self.query.name, schema)
+                check_schema(self.sink, self.query.name, schema)
             self._spend = self._pay()
         return self._spend
 

@@ -30,7 +30,7 @@ from dpstream.records import (
     Rejected,
     Sink,
     Source,
-    check_sink,
+    check_schema,
     is_reached,
 )
 
@@ -399,7 +399,7 @@ class SinkSuite:
         """It may be made again, and what is written after it is all that is there."""
         with closing(self.open()) as sink:
             for _ in range(2):
-                check_sink(sink, "a", release("a", 0, 1).schema)
+                check_schema(sink, "a", release("a", 0, 1).schema)
         self.publish(release("a", 0, 1))
         assert self.visible_rows("a") == rows_seen(release("a", 0, 1))
 

@@ -36,7 +36,7 @@ from dpstream.privacy.state import InputLog, Secret, read_packed, write_packed
 from dpstream.privacy.state.durable_files import wrap_write_errors
 from dpstream.privacy.state.run_directory import ANEW, drop_unbegun, read_about
 from dpstream.query.series_query import SeriesQuery
-from dpstream.records import Release, check_sink, fence
+from dpstream.records import Release, check_schema, fence
 
 KIND = "series query"
 
@@ -135,7 +135,7 @@ class SeriesRun(Run):
                 counts.reader.settle_types()
                 schema = series_schema(self.query, counts.reader.types)  # what cannot be published
                 if not step:
-                    check_sink(self.sink, self.query.name, schema)
+                    check_schema(self.sink, self.query.name, schema)
                 checked = True
             releases = runner.step(counts.counts(step), positions=self._input.moved())
             if runner.steps_done == steps:
