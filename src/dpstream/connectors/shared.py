@@ -76,11 +76,22 @@ class SharedSource:
     ) -> Batch:
         """A chunk with the columns that are asked for."""
         with self._lock:
-            apart = partition in self._apart
-            if apart or columns is None or frozenset(columns) not in self._wanted:
+            if columns is None or not self._shares(partition, columns):
                 return self._source.read(partition, position, columns=columns, until=until)
             chunk = self._chunk(partition, position, until)
         return replace(chunk, table=chunk.table.select(list(columns)))
+
+    def peek(self, partition: str, position: Position, *, columns: Sequence[str]) -> Batch:
+        """A chunk that is looked at, and read later: it is kept until then."""
+        with self._lock:
+            if not self._shares(partition, columns):
+                return self._source.read(partition, position, columns=columns)
+            chunk = self._chunk(partition, position, None, taken=False)
+        return replace(chunk, table=chunk.table.select(list(columns)))
+
+    def _shares(self, partition: str, columns: Sequence[str]) -> bool:
+        """Is this what a query reads together with the others?"""
+        return partition not in self._apart and frozenset(columns) in self._wanted
 
     def check(self, partition: str, columns: Columns, *, whole: bool = False) -> Position:
         """As the source says, of what is read for all queries or else of these columns alone."""
@@ -108,9 +119,13 @@ class SharedSource:
                 self._taken.clear()
                 self._source.close()
 
-    def _chunk(self, partition: str, position: Position, until: Position) -> Batch:
+    def _chunk(
+        self, partition: str, position: Position, until: Position, *, taken: bool = True
+    ) -> Batch:
         """A chunk with the columns of all queries, from memory if it is there."""
-        place = (partition, json.dumps([position, until]))
+        place, looked_at = ((partition, json.dumps([position, end])) for end in (until, None))
+        if looked_at in self._chunks and self._chunks[looked_at].position == until:
+            place = looked_at
         if place in self._chunks:
             self._chunks.move_to_end(place)
         else:
@@ -122,7 +137,7 @@ class SharedSource:
             self._chunks[place] = batch
             self._bytes += int(batch.table.nbytes)
         batch = self._chunks[place]
-        self._taken[place] += 1
+        self._taken[place] += taken
         if self._taken[place] == len(self._wanted):
             self._drop(place)
         while self._bytes > self._memory and len(self._chunks) > 1:

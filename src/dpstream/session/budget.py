@@ -26,22 +26,26 @@ __all__ = ["AnyQuery", "refuse_early", "was_charged"]
 
 
 def refuse_early(
-    ledger: Ledger, dataset: str, queries: Sequence[tuple[AnyQuery, Path | None]]
+    ledger: Ledger,
+    dataset: str,
+    queries: Sequence[tuple[AnyQuery, Path | None]],
+    *,
+    terms: Terms | None = None,
 ) -> None:
     """Refuse queries that do not fit into the book together.
 
     `queries` come with their state directories: a run that was charged is not charged again. They
     are charged to a copy of the book; the book itself still decides when they begin. A book that is
-    not open yet would be opened by the first of them, for it alone.
+    not open yet would be opened with `terms`, or by the first of them, for it alone.
     """
     book = next((each for each in ledger.report() if each["dataset"] == dataset), None)
     path, known = ledger.path, ledger.known
-    if book is None and len(queries) < 2:
+    if book is None and terms is None and len(queries) < 2:
         return
     if book is None:
         ledger, first = Ledger(), queries[0][0].starting(0)
         own = first.terms() if isinstance(first, SeriesQuery) else plan_query(first).terms()
-        ledger.open(dataset, own)
+        ledger.open(dataset, terms or own)
         (book,) = ledger.report()
     paid = {line["run"] for line in book["spent_on"]}
     new = [query for query, folder in queries if not is_charged(folder, paid, known)]

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from dpstream.connectors.shared import SharedSource
 from dpstream.connectors.write_ahead import WriteAhead
 from dpstream.engines.embedded.live_reader import LiveView
 from dpstream.engines.query_run import Run
@@ -353,13 +354,14 @@ def _chunks(query: RowSpec, source: Source, *, own: bool, sample: RowSample) -> 
     """
     columns, marks = query.source_columns, []
     partitions = source.partitions()
+    read = source.peek if isinstance(source, SharedSource) else source.read
     for partition in partitions:
         if isinstance(source, CheckedSource) and (mark := source.check(partition, columns)):
             marks.append(mark)
             continue
         kinds, position, done = source.columns(partition), None, False
         while not done:
-            batch = source.read(partition, position, columns=columns)
+            batch = read(partition, position, columns=columns)
             yield kinds, batch.table, batch.rejected
             done = batch.done or batch.position == position
             if not done and not own and (not source.bounded or isinstance(source, StartOffsets)):

@@ -302,14 +302,11 @@ def would_fit(
     `queries` come with their state directories; `terms` are the book's, where they are declared.
     The book is left as it is, and if there is none, none is made.
     """
-    known = _own_ledger(ledger, None)
-    book, problem = known, ""
-    if book is None or book.terms(dataset) is None:
-        book = Ledger()
+    known, problem = _own_ledger(ledger, None), ""
     try:
-        if terms is not None:
-            book.open(dataset, terms)
-        refuse_early(book, dataset, queries)
+        if known is not None and terms is not None and known.terms(dataset) is not None:
+            known.open(dataset, terms)  # it is open: other terms are refused
+        refuse_early(known or Ledger(), dataset, queries, terms=terms)
     except (BudgetExceeded, LedgerError) as refusal:
         problem = str(refusal)
     charged = [q.name for q, folder in queries if known and was_charged(known, dataset, folder)]

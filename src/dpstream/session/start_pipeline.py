@@ -32,6 +32,9 @@ def start(
 
     `anyway`: they begin though none of the first rows can be used.
     """
+    for book in pipeline.books:  # what does not fit is refused before a row is read
+        queries = [(query, pipeline.folders[query.name]) for query in book.queries]
+        refuse_early(ledgers[book.ledger], book.dataset, queries, terms=book.terms())
     opened = open_engine(pipeline)
     started = [
         run_all(
