@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
+import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -37,6 +38,7 @@ _SLICE = 10_000  # rows that are parsed at a time
 _FIRST = 500  # rows of the first slice: most often they tell all
 _KEPT = 1000  # cells of a column that are looked at to tell what is wrong with it
 _ENOUGH = 10  # rows of a live source that must all be useless before they stop a run
+_PATIENCE = 2.0  # seconds that a live source is looked at before its run begins
 _FARTHEST_ZONE = 14 * 3600 * 10**6  # microseconds
 _YEARS = (instant("1990-01-01", "the first year"), 10 * 366 * DAY)  # since then, and from now on
 _SINCE_1970 = {"s": 10**6, "ms": 1000, "us": 1, "ns": 0.001}
@@ -277,7 +279,7 @@ def sample_rows(
     live: bool,
     own: bool = False,
 ) -> RowSample:
-    """Look at rows of a source until there are `most`, and at least one that can be used.
+    """Look at rows of a source until there are `most`, and one that can be used unless it is live.
 
     `own`: nobody else reads the source, so it may be read on; a source that starts somewhere in a
     server's log is otherwise read from its beginning alone.
@@ -299,7 +301,7 @@ def sample_rows(
             size = _FIRST if not start else _SLICE
             _add(sample, reader, table.slice(start, size), keep=own)
             start += size
-            if sample.read >= most and sample.usable:
+            if sample.read >= most and (sample.usable or live):
                 sample.complete = False
                 return sample
     if chunks is not None:
@@ -353,9 +355,11 @@ def _chunks(query: RowSpec, source: Source, *, own: bool, sample: RowSample) -> 
     If none of the files can be used, that is raised as a run would.
     """
     columns, marks = query.source_columns, []
-    partitions = source.partitions()
+    partitions, began = source.partitions(), time.monotonic()
     read = source.peek if isinstance(source, SharedSource) else source.read
     for partition in partitions:
+        if sample.live and not own and time.monotonic() > began + _PATIENCE:
+            break  # each that is empty may let its reader wait
         if isinstance(source, CheckedSource) and (mark := source.check(partition, columns)):
             marks.append(mark)
             continue

@@ -34,7 +34,7 @@ from dpstream.privacy.state.durable_files import make_directory
 from dpstream.privacy.state.run_directory import ANEW, keep_book, read_about
 from dpstream.privacy.state.secret import secret_path
 from dpstream.query.series_query import SeriesQuery
-from dpstream.records import Frame, Sink, Source, check_schema
+from dpstream.records import CheckedSink, Frame, Sink, Source
 from dpstream.session.budget import refuse_early, was_charged
 from dpstream.session.first_rows import RowSample, refuse_useless, sample_rows
 from dpstream.session.runs import Runs
@@ -162,8 +162,8 @@ def run(
 
 def _checked(started: Run, *, new: bool, anyway: bool) -> Run:
     """A run that may begin: one that is not charged yet is refused if it would be for nothing."""
-    if new:
-        check_schema(started.sink, started.query.name, started.schema)
+    if new and isinstance(started.sink, CheckedSink):
+        started.sink.check(started.query.name, started.schema)
     if new and not anyway:
         refuse_useless(started)
     return started
