@@ -87,6 +87,7 @@ def test_bad_rows_are_counted_by_their_reason(run, log):
         ("time_unit = 's'", "time_unit = 'ms'", "say time_unit = 's'"),
         ("'2024-05-", "'2023-05-", "set start and end"),
         ("GROUP BY page", "GROUP BY paeg", "did you mean 'page'"),
+        ("delta", "public_groups = ('nowhere'), delta", "no row has one of the public groups"),
     ],
 )
 def test_problems_have_a_code_of_their_own(run, old, new, words):

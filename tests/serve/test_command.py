@@ -110,9 +110,6 @@ BROKEN = {
     "state": damaged,
     "source": lambda folder, path: (folder / "clicks.csv").unlink(),
     "column": lambda folder, path: (folder / "clicks.csv").write_text("who,page,at\nu,home,1\n"),
-    "times": lambda folder, path: (folder / "clicks.csv").write_text(
-        (folder / "clicks.csv").read_text().replace("home,", "home,never")
-    ),
 }
 
 

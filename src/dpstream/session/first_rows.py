@@ -37,6 +37,8 @@ _LOG = logging.getLogger("dpstream.session")
 _SLICE = 10_000  # rows that are parsed at a time
 _FIRST = 500  # rows of the first slice: most often they tell all
 _KEPT = 1000  # cells of a column that are looked at to tell what is wrong with it
+_FILTERED = 100_000  # rows of which WHERE may leave none before looking ends
+_LOOKED_AT = 1000  # rows of a live source, or of a frame of Spark, before a run begins
 _ENOUGH = 10  # rows of a live source that must all be useless before they stop a run
 _PATIENCE = 2.0  # seconds that a live source is looked at before its run begins
 _FARTHEST_ZONE = 14 * 3600 * 10**6  # microseconds
@@ -170,17 +172,18 @@ class RowSample:
 
     def what_is_wrong(self) -> str:
         """What makes most rows useless, and what to do about it; "" if nothing does."""
-        (reason, worst), *_ = [*self.reasons.most_common(1), ("", 0)]
-        if self.outside > worst:
+        counts = self.reasons + Counter({"outside": self.outside, "late": self.late})
+        (reason, _), *_ = [*counts.most_common(1), ("", 0)]
+        if reason == "outside":
             return self._outside_words()
+        if reason == "late":
+            return "they come later than allowed_lateness after their windows; allow more"
         if reason in (Reason.TIME, Reason.AHEAD):
             return self._time_words(reason)
         if reason in (Reason.NUMBER, Reason.NOT_FINITE):
             return self._number_words()
         if reason == Reason.MISSING_UNIT:
             return f"the unit column {self.query.privacy_unit_column!r} is empty; name another"
-        if self.late > worst:
-            return "they come later than allowed_lateness after their windows; allow more"
         return f"the reason is: {reason}" if reason else ""
 
     def _numeric_times(self) -> Reals | None:
@@ -281,13 +284,14 @@ def sample_rows(
 ) -> RowSample:
     """Look at rows of a source until there are `most`, and one that can be used unless it is live.
 
+    It ends where WHERE leaves nothing of many rows: they tell nothing.
     `own`: nobody else reads the source, so it may be read on; a source that starts somewhere in a
     server's log is otherwise read from its beginning alone.
     """
     sample = RowSample(query=query, live=live, now=now)
     reader = RowReader(query, Secret.of(None), mint_run_id())  # ids that nobody else has
     chunks = _frame_chunks(source, query, most) if hasattr(source, "first_rows") else None
-    sample.complete = not live
+    sample.complete, seen = not live, 0
     for kinds, table, rejected in chunks or _chunks(query, source, own=own, sample=sample):
         if not sample.columns:
             reader.learn(kinds)
@@ -301,7 +305,9 @@ def sample_rows(
             size = _FIRST if not start else _SLICE
             _add(sample, reader, table.slice(start, size), keep=own)
             start += size
-            if sample.read >= most and (sample.usable or live):
+            seen += size
+            told = sample.usable + sample.other_keys > 0 and sample.read >= most
+            if told or (live and sample.read >= most) or (not sample.read and seen >= _FILTERED):
                 sample.complete = False
                 return sample
     if chunks is not None:
@@ -395,8 +401,8 @@ def refuse_useless(run: Run) -> None:
         if isinstance(inner, WriteAhead) or not getattr(inner, "replayable", True):
             _LOG.info("query %r: a pipe is not looked at before it is read", run.query.name)
             continue
-        now = run.clock.now()
-        sample = sample_rows(run.query, source, now=now, most=1000, live=run.live)
+        most = _LOOKED_AT if run.live or hasattr(source, "first_rows") else 1
+        sample = sample_rows(run.query, source, now=run.clock.now(), most=most, live=run.live)
         if not sample.read:
             _LOG.info("query %r: there are no rows yet to be looked at", run.query.name)
         if sample.useless:
