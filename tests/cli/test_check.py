@@ -152,3 +152,22 @@ def test_a_sink_is_tried_before_the_charge(run, folder):
     assert done.code == 4
     assert 'table "pages" already exists' in done.error["message"]
     assert not list(folder.glob("state/*/run.dps"))
+
+
+def test_older_rows_of_a_live_directory_are_only_told(run, folder):
+    """A run over them would begin, and count what comes."""
+    (folder / "incoming").mkdir()
+    (folder / "clicks.csv").rename(folder / "incoming" / "clicks.csv")
+    live = SQL.replace(", start = '2024-05-01', end = '2024-05-02'", "").replace(
+        "FROM clicks GROUP BY page",
+        "FROM TUMBLE(clicks, DESCRIPTOR(at), INTERVAL '1' HOUR) GROUP BY page, window_start",
+    )
+    live = live.replace("time_column = at, ", "").replace(
+        "page, COUNT", "page, window_start, COUNT"
+    )
+    done = run("check", live, "--source", "clicks=incoming", "--live", "--json")
+    report = done.json["query"]
+
+    assert (done.code, report["problems"]) == (0, [])
+    assert report["operator_only"]["source"]["outside"] == 2000
+    assert "100.0% of the rows cannot be used" in report["remarks"][0]

@@ -160,9 +160,10 @@ def _judge(place: str, sample: RowSample, problems: list[str], remarks: list[str
         remarks.append(f"{place}: there are no rows to look at (yet)")
         return
     lost = sample.read - sample.usable
+    old = sample.outside + sample.late if sample.live else 0  # of a live source no mistake
     if sample.usable == 0 and sample.other_keys:
         problems.append(f"{place}: no row has one of the public groups; list those that are there")
-    elif sample.useless or lost > _MANY * sample.read:
+    elif sample.useless or lost - old > _MANY * sample.read:
         words = sample.what_is_wrong()
         problems.append(f"{place}: {lost:,} of {sample.read:,} rows cannot be used; {words}")
     elif lost:
