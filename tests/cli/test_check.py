@@ -158,13 +158,11 @@ def test_older_rows_of_a_live_directory_are_only_told(run, folder):
     """A run over them would begin, and count what comes."""
     (folder / "incoming").mkdir()
     (folder / "clicks.csv").rename(folder / "incoming" / "clicks.csv")
-    live = SQL.replace(", start = '2024-05-01', end = '2024-05-02'", "").replace(
-        "FROM clicks GROUP BY page",
-        "FROM TUMBLE(clicks, DESCRIPTOR(at), INTERVAL '1' HOUR) GROUP BY page, window_start",
-    )
-    live = live.replace("time_column = at, ", "").replace(
-        "page, COUNT", "page, window_start, COUNT"
-    )
+    live = f"""SELECT WITH DIFFERENTIAL_PRIVACY
+    OPTIONS ({OPTIONS}, privacy_unit_period = INTERVAL '1' DAY, time_unit = 's')
+    page, window_start, COUNT(*) AS visitors
+    FROM TUMBLE(clicks, DESCRIPTOR(at), INTERVAL '1' HOUR) GROUP BY page, window_start
+    EMIT EVERY INTERVAL '1' MINUTE"""
     done = run("check", live, "--source", "clicks=incoming", "--live", "--json")
     report = done.json["query"]
 
