@@ -13,6 +13,7 @@ import typer
 from typer import Argument, Option
 
 from dpstream.cli.command_options import (
+    Anyway,
     BudgetOption,
     LogFormat,
     LogLevel,
@@ -152,13 +153,14 @@ def sql(
     dataset: Payer = "stream",
     log_format: LogFormat = None,
     log_level: LogLevel = None,
+    anyway: Anyway = False,
     as_json: AsJson = False,
 ) -> None:
     """Publish a query's releases under differential privacy."""
     use_log(log_format, log_level)
     compiled = compile_text(text, name, settings or [])
     query = compiled.query
-    given = _source(compiled, sources)
+    given = source_paths(compiled, sources)
     if text == "-" and "-" in given:
         raise InvalidParameter("standard input cannot be the query and its source at once")
     secret_file = secret if secret is not None or state is None else secret_path(state)
@@ -183,6 +185,7 @@ def sql(
         ledger=book if isinstance(book, Ledger) else ledger,
         dataset=dataset,
         clock=stopper,
+        anyway=anyway,
     )
     before = charged_runs(book, dataset)
     tell_storage("query", state, ledger)
@@ -216,7 +219,7 @@ def sql(
         raise typer.Exit(INTERRUPTED)
 
 
-def _source(compiled: Compiled, sources: Sequence[str]) -> list[str]:
+def source_paths(compiled: Compiled, sources: Sequence[str]) -> list[str]:
     """The paths that the query's table stands for."""
     paths = []
     for source in sources:

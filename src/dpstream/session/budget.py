@@ -22,26 +22,30 @@ from dpstream.query.noise_plan import plan_query
 from dpstream.query.query import Query
 from dpstream.query.series_query import SeriesQuery
 
-__all__ = ["AnyQuery", "refuse_early"]
+__all__ = ["AnyQuery", "refuse_early", "was_charged"]
 
 
 def refuse_early(
-    ledger: Ledger, dataset: str, queries: Sequence[tuple[AnyQuery, Path | None]]
+    ledger: Ledger,
+    dataset: str,
+    queries: Sequence[tuple[AnyQuery, Path | None]],
+    *,
+    terms: Terms | None = None,
 ) -> None:
     """Refuse queries that do not fit into the book together.
 
     `queries` come with their state directories: a run that was charged is not charged again. They
     are charged to a copy of the book; the book itself still decides when they begin. A book that is
-    not open yet would be opened by the first of them, for it alone.
+    not open yet would be opened with `terms`, or by the first of them, for it alone.
     """
     book = next((each for each in ledger.report() if each["dataset"] == dataset), None)
     path, known = ledger.path, ledger.known
-    if book is None and len(queries) < 2:
+    if book is None and terms is None and len(queries) < 2:
         return
     if book is None:
         ledger, first = Ledger(), queries[0][0].starting(0)
         own = first.terms() if isinstance(first, SeriesQuery) else plan_query(first).terms()
-        ledger.open(dataset, own)
+        ledger.open(dataset, terms or own)
         (book,) = ledger.report()
     paid = {line["run"] for line in book["spent_on"]}
     new = [query for query, folder in queries if not is_charged(folder, paid, known)]
@@ -52,6 +56,17 @@ def refuse_early(
         _refuse_users(which, book, users)
     if series and book["terms"]["unit"] != "user":
         _refuse_series(ledger, dataset, series, which)
+
+
+def was_charged(ledger: Ledger, dataset: str, folder: Path | None) -> bool:
+    """Is the run of a state directory charged to the book? Then it begins no more."""
+    paid = {
+        line["run"]
+        for book in ledger.report()
+        if book["dataset"] == dataset
+        for line in book["spent_on"]
+    }
+    return is_charged(folder, paid, ledger.known)
 
 
 def _refuse_users(which: str, book: dict[str, Any], queries: Sequence[Query]) -> None:

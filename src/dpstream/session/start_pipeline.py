@@ -26,8 +26,15 @@ def start(
     clock: Clock,
     sinks: Sequence[Any] = (),
     options: EngineOptions | None = None,
+    anyway: bool = False,
 ) -> Runs:
-    """The queries, ready to be iterated over; `sinks` come after those of the file."""
+    """The queries, ready to be iterated over; `sinks` come after those of the file.
+
+    `anyway`: they begin though none of the first rows can be used.
+    """
+    for book in pipeline.books:  # what does not fit is refused before a row is read
+        queries = [(query, pipeline.folders[query.name]) for query in book.queries]
+        refuse_early(ledgers[book.ledger], book.dataset, queries, terms=book.terms())
     opened = open_engine(pipeline)
     started = [
         run_all(
@@ -41,6 +48,7 @@ def start(
             clock=clock,
             options=options,
             engine=opened,
+            anyway=anyway or pipeline.anyway,
             check_budget=False,  # the book is opened with the file's promise when all can begin
         )
         for book in pipeline.books
