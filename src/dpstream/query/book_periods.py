@@ -44,8 +44,12 @@ class BookShare:
         self, whole: Fraction, shares: Sequence[Fraction], columns: Sequence[Measure]
     ) -> Fraction:
         """What a unit of the book loses; `shares` of `whole` belong to the columns."""
-        signed = sum((s for s, c in zip(shares, columns, strict=True) if _is_signed(c)), Fraction())
-        return self.squared * whole + (self.squared_signed - self.squared) * signed
+        more = (s * (self.times(c) - self.squared) for s, c in zip(shares, columns, strict=True))
+        return self.squared * whole + sum(more, Fraction(0))
+
+    def times(self, column: Measure) -> int:
+        """mu^2 of one column."""
+        return self.squared_signed if _is_signed(column) else self.squared
 
 
 def _is_signed(column: Measure) -> bool:

@@ -170,14 +170,14 @@ class NoisePlan:
 
     def pay(self, spend: QuerySpend, digest: str) -> None:
         """Charge the whole run, once."""
-        spend.pay(**self._cost(spend.book), digest=digest)
+        spend.pay(**self.cost(spend.book), digest=digest)
 
     def first_room(self, spend: QuerySpend) -> int | None:
         """The first period from which on the book could pay for the query; None: it never can."""
-        cost = self._cost(spend.book)
+        cost = self.cost(spend.book)
         return None if cost["periods"].first is None else spend.first_room(**cost)
 
-    def _cost(self, book: Terms) -> dict[str, Any]:
+    def cost(self, book: Terms) -> dict[str, Any]:
         """What one unit of the book loses by the whole run."""
         share, error = book_share(self.query, book), self.calibrated.error
         return {

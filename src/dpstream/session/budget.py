@@ -148,7 +148,7 @@ class _Rehearsal:
 
     def _refused(self, query: Query, problem: BudgetExceeded) -> BudgetExceeded:
         (now,) = (b for b in self.copy.report() if b["dataset"] == self.book["dataset"])
-        asked = plan_query(query).calibrated.mu_squared
+        asked = plan_query(query).cost(self.terms)["mu_squared"]
         return BudgetExceeded(
             f"the query {query.name!r} does not fit into {self.which}: "
             f"{_short_of(query, asked, now, str(problem))}"
