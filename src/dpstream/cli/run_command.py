@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from typer import Argument, Option
 
-from dpstream.cli.command_options import Anyway, LogFormat, LogLevel, TokenFile
+from dpstream.cli.command_options import Anyway, LogFormat, LogLevel, TakeOver, TokenFile
 from dpstream.cli.output import INTERRUPTED, note, use_log, wants_json
 from dpstream.cli.print_releases import about, as_json, in_words, show
 from dpstream.cli.watch import (
@@ -20,6 +20,7 @@ from dpstream.cli.watch import (
     charged_runs,
     is_unfinished,
     progress,
+    tell_beginnings,
     tell_charges,
     tell_lag,
     tell_operator,
@@ -60,6 +61,7 @@ def run(
         str | None,
         Option("--engine", help="embedded (this process) or spark; default: the file's."),
     ] = None,
+    take_over: TakeOver = False,
     metrics: Annotated[
         str | None,
         Option(
@@ -99,11 +101,13 @@ def run(
     stopper = Stopper()
     with pipeline.open_ledgers() as ledgers:
         keep_freed_memory()
-        runs = start(pipeline, ledgers, clock=stopper, anyway=anyway)
+        runs = start(pipeline, ledgers, clock=stopper, anyway=anyway, take_over=take_over)
         before = []
         for book, wanted in zip(pipeline.books, terms, strict=True):
             before.append(charged_runs(ledgers[book.ledger], book.dataset))
-            open_book(pipeline, book, wanted, ledgers[book.ledger])
+            now, shared = stopper.now(), ledgers[book.ledger]
+            open_book(pipeline, book, wanted, shared, now=now, take_over=take_over)
+        tell_beginnings([*runs.runs.values()])
         if not existed:
             note(
                 f"created the secret {pipeline.secret}; back it up: without it the pipeline cannot "

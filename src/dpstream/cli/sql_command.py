@@ -20,6 +20,7 @@ from dpstream.cli.command_options import (
     Payer,
     SecretFile,
     SharedLedger,
+    TakeOver,
     literal,
     read_settings,
     tell_storage,
@@ -32,6 +33,7 @@ from dpstream.cli.watch import (
     charged_runs,
     is_unfinished,
     progress,
+    tell_beginnings,
     tell_charges,
     tell_operator,
 )
@@ -151,6 +153,7 @@ def sql(
     secret: SecretFile = None,
     ledger: SharedLedger = None,
     dataset: Payer = "stream",
+    take_over: TakeOver = False,
     log_format: LogFormat = None,
     log_level: LogLevel = None,
     anyway: Anyway = False,
@@ -186,8 +189,10 @@ def sql(
         dataset=dataset,
         clock=stopper,
         anyway=anyway,
+        take_over=take_over,
     )
     before = charged_runs(book, dataset)
+    tell_beginnings([running])
     tell_storage("query", state, ledger)
     for words in remarks(compiled):
         note(words)

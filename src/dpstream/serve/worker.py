@@ -85,7 +85,7 @@ def publish(
         clock = clock or SystemClock()
         runs = start(pipeline, ledgers, clock=clock, sinks=[store], options=options, anyway=anyway)
         for book, wanted in zip(pipeline.books, terms, strict=True):
-            open_book(pipeline, book, wanted, ledgers[book.ledger])
+            open_book(pipeline, book, wanted, ledgers[book.ledger], now=clock.now())
         runs.retry_delay = _retry_delay
         with runs:
             if strict:

@@ -25,7 +25,14 @@ from dpstream.engines.clock import Clock, SystemClock
 from dpstream.engines.embedded.embedded_engine import LocalRun
 from dpstream.engines.embedded.live_reader import Arrivals
 from dpstream.engines.embedded.series_run import SeriesRun
-from dpstream.engines.query_run import AnyQuery, Engine, EngineOptions, QueryRun, Run
+from dpstream.engines.query_run import (
+    AnyQuery,
+    Beginning,
+    Engine,
+    EngineOptions,
+    QueryRun,
+    Run,
+)
 from dpstream.errors import BudgetExceeded, InvalidParameter, LedgerError, StateError
 from dpstream.privacy.ledger.charges import Terms
 from dpstream.privacy.ledger.ledger import Ledger, warn_of_own_book
@@ -84,6 +91,7 @@ def run(
     clock: Clock | None = None,
     engine: Engine | None = None,
     anyway: bool = False,
+    take_over: bool = False,
 ) -> Run:
     """Publish a query's releases, for as long as its schedule runs.
 
@@ -102,7 +110,10 @@ def run(
 
     What does not fit into the dataset's book is refused here, before a row is read. Without a
     `ledger` the query has a book of its own, and a NewBook warning says so once. A `Ledger` that is
-    in memory moves to a file in the state directory, for all that share it. A query that was not
+    in memory moves to a file in the state directory, for all that share it. `take_over`: the state
+    of an earlier run is lost, or the query has changed; where units are users within a period, that
+    run is ended for good, and this one begins with the period after the last that it has begun. A
+    query that was not
     charged yet is also refused here if its sink cannot take its releases, or if none of the rows
     there are can be used, as with times in another unit; `anyway` runs it over such rows, too.
 
@@ -124,10 +135,12 @@ def run(
     if ledger is None:
         warn_of_own_book("query", folder, stacklevel=2)
     given, new = _own_ledger(ledger, folder), True
+    begun: dict[str, Beginning] = {}
     if given is not None:
         if folder is not None and read_about(folder) is not None:
             keep_book(given, folder)
-        refuse_early(given, dataset, [(query, folder)])
+        now = (clock or SystemClock()).now()
+        begun = refuse_early(given, dataset, [(query, folder)], now=now, take_over=take_over)
         new = not was_charged(given, dataset, folder)
         if given is not ledger:
             given.close()
@@ -145,6 +158,8 @@ def run(
         "clock": clock or SystemClock(),
         "options": options or EngineOptions(),
     }
+    if query.name in begun:
+        parts["beginning"] = begun[query.name]
     if engine is not None:
         if on_done != "keep":
             raise _not_removed("another engine reads them")
@@ -187,6 +202,7 @@ def run_all(
     check_budget: bool = True,
     engine: Engine | None = None,
     anyway: bool | Collection[str] = False,
+    take_over: bool = False,
 ) -> Runs:
     """Publish several queries of one dataset: one read of each source, one book, one secret.
 
@@ -214,7 +230,9 @@ def run_all(
     if given is not None and own is not None and own.exists():
         given.persist(own)
     if check_budget:
-        refuse_early(given or Ledger(), dataset, [(q, folders[q.name]) for q in queries])
+        pairs = [(q, folders[q.name]) for q in queries]
+        now = (clock or SystemClock()).now()
+        refuse_early(given or Ledger(), dataset, pairs, now=now, take_over=take_over)
     if folder is not None:
         make_directory(folder, mode=0o700)
     begun = [each for each in folders.values() if each and read_about(each) is not None]
@@ -248,6 +266,7 @@ def run_all(
             options=_of_query(options, query.name),
             clock=clock,
             anyway=anyway if isinstance(anyway, bool) else query.name in anyway,
+            take_over=take_over,
         )
 
     return Runs(
@@ -306,7 +325,7 @@ def would_fit(
     try:
         if known is not None and terms is not None and known.terms(dataset) is not None:
             known.open(dataset, terms)  # it is open: other terms are refused
-        refuse_early(known or Ledger(), dataset, queries, terms=terms)
+        refuse_early(known or Ledger(), dataset, queries, now=SystemClock().now(), terms=terms)
     except (BudgetExceeded, LedgerError) as refusal:
         problem = str(refusal)
     charged = [q.name for q, folder in queries if known and was_charged(known, dataset, folder)]

@@ -27,6 +27,7 @@ def start(
     sinks: Sequence[Any] = (),
     options: EngineOptions | None = None,
     anyway: bool = False,
+    take_over: bool = False,
 ) -> Runs:
     """The queries, ready to be iterated over; `sinks` come after those of the file.
 
@@ -34,7 +35,14 @@ def start(
     """
     for book in pipeline.books:  # what does not fit is refused before a row is read
         queries = [(query, pipeline.folders[query.name]) for query in book.queries]
-        refuse_early(ledgers[book.ledger], book.dataset, queries, terms=book.terms())
+        refuse_early(
+            ledgers[book.ledger],
+            book.dataset,
+            queries,
+            now=clock.now(),
+            terms=book.terms(),
+            take_over=take_over,
+        )
     opened = open_engine(pipeline)
     started = [
         run_all(
@@ -49,6 +57,7 @@ def start(
             options=options,
             engine=opened,
             anyway=anyway or pipeline.anyway,
+            take_over=take_over,
             check_budget=False,  # the book is opened with the file's promise when all can begin
         )
         for book in pipeline.books
@@ -56,14 +65,23 @@ def start(
     return Runs.together(started)
 
 
-def open_book(pipeline: Pipeline, book: PipelineBook, terms: Terms, ledger: Ledger) -> None:
+def open_book(
+    pipeline: Pipeline,
+    book: PipelineBook,
+    terms: Terms,
+    ledger: Ledger,
+    *,
+    now: int,
+    take_over: bool = False,
+) -> None:
     """Open a book with the file's promise, and refuse queries that do not fit into it together."""
     try:
         ledger.open(book.dataset, terms)
     except LedgerError as problem:
         raise LedgerError(f"{book.where}: {problem}") from None
     folders = pipeline.folders
-    refuse_early(ledger, book.dataset, [(query, folders[query.name]) for query in book.queries])
+    queries = [(query, folders[query.name]) for query in book.queries]
+    refuse_early(ledger, book.dataset, queries, now=now, take_over=take_over)
 
 
 def refuse_lost_secret(secret: Path, folders: Sequence[Path]) -> None:
