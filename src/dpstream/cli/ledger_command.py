@@ -18,11 +18,11 @@ from typer.core import TyperGroup
 
 from dpstream.cli.output import AsJson, new_table, people, print_json, print_whole, wants_json
 from dpstream.errors import InvalidParameter, LedgerError
-from dpstream.privacy.accounting.promises import delta_of_terms, promise, rows_of
+from dpstream.privacy.accounting.promises import promise, rows_of
 from dpstream.privacy.amounts import exact, show
 from dpstream.privacy.ledger.charges import Terms, is_about_run
 from dpstream.privacy.ledger.ledger import Ledger
-from dpstream.privacy.ledger.refusals import as_epsilon, spent_and_left
+from dpstream.privacy.ledger.refusals import as_epsilon, promise_in_words, spent_and_left
 from dpstream.query.windows import duration, in_words
 from dpstream.session.pipeline import load_pipeline
 
@@ -294,14 +294,6 @@ def print_books(console: Console, books: list[dict[str, Any]]) -> None:
         if book["spent_on"]:
             print_whole(console, _spent_on(book["spent_on"]))
         console.print()
-
-
-def promise_in_words(terms: Terms) -> str:
-    """The promise in epsilon and delta where the book has them."""
-    if terms.measure != "mu_squared" or terms.epsilon is None:
-        return terms.describe()
-    whom = terms.describe().partition(" for ")[2]
-    return f"epsilon = {show(terms.epsilon)}, delta = {delta_of_terms(terms):.3g} for {whom}"
 
 
 def _opening(terms: Terms) -> str:

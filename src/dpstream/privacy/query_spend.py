@@ -19,8 +19,7 @@ import numpy as np
 from dpstream.errors import InvalidParameter, NoiseReuse, StateError
 from dpstream.privacy import noise
 from dpstream.privacy.accounting.accountant import FloatError
-from dpstream.privacy.accounting.promises import with_lost_mass
-from dpstream.privacy.ledger.charges import Cells, Charge, Terms
+from dpstream.privacy.ledger.charges import Cells, Charge
 from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.state.journal import this_process
 from dpstream.privacy.state.secret import derive
@@ -53,7 +52,7 @@ class QuerySpend:
     ) -> None:
         self._run, self._query = run, query
         self._ledger, self._dataset, self._keys = ledger, dataset, keys
-        self._terms = _users_book(ledger, dataset)
+        _refuse_other_books(ledger, dataset)
         self._digest: bytes | None = None  # of the plan, once paid for
         self._opened: dict[tuple[int, str, int], NoiseStream] = {}
         self._lock, self._process = threading.Lock(), this_process.id
@@ -80,8 +79,9 @@ class QuerySpend:
             amount=mu_squared,
             cells=Cells(first=0, last=0),
             digest=digest,
-            delta_slack=with_lost_mass(self._terms, delta_slack=delta_slack, error=error),
+            delta_slack=delta_slack,
             rounding_slack=error.xi,
+            lost_mass=error.tau,
         )
         self._ledger.charge(self._dataset, charge, lambda step: digest)
         self._digest = hashlib.sha256(digest.encode()).digest()
@@ -234,7 +234,7 @@ class NoiseStream:
         return stream
 
 
-def _users_book(ledger: Ledger, dataset: str) -> Terms:
+def _refuse_other_books(ledger: Ledger, dataset: str) -> None:
     terms = ledger.terms(dataset)
     if terms is None:
         raise InvalidParameter(f"dataset {dataset!r} has no book in this ledger; admit the query")
@@ -243,7 +243,6 @@ def _users_book(ledger: Ledger, dataset: str) -> Terms:
             f"a query over users is charged to a book of users in mu_squared; that of {dataset!r} "
             f"promises {terms.describe()}"
         )
-    return terms
 
 
 def _address(run: bytes, query: str, column: str, window: int) -> noise.Address:

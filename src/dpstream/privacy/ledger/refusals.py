@@ -46,6 +46,17 @@ def as_epsilon(terms: Terms, amount: Fraction) -> float | None:
     return min(epsilon, float(terms.epsilon))
 
 
+def promise_in_words(terms: Terms) -> str:
+    """The promise in epsilon and delta where the book has them."""
+    if terms.measure != "mu_squared" or terms.epsilon is None:
+        return terms.describe()
+    # what it imports is slow to import, and every ledger imports this
+    from dpstream.privacy.accounting.promises import delta_of_terms
+
+    whom = terms.describe().partition(" for ")[2]
+    return f"epsilon = {show(terms.epsilon)}, delta = {delta_of_terms(terms):.3g} for {whom}"
+
+
 def amount_in_words(terms: Terms, amount: Fraction) -> str:
     """An amount of a book for people: "epsilon = 0.25", or what else the book counts."""
     epsilon = as_epsilon(terms, amount)
@@ -143,6 +154,25 @@ def refuse_overspend(dataset: str, book: Book, charge: Charge, path: Path | None
         f"{book_in_words(dataset, path)}: {charge.purpose!r} asks for {terms.measure}={show(asked)}"
         f" but only {show(left)} of {show(terms.total)} is left {where}; {remedy}"
     )
+
+
+def refuse_too_small(dataset: str, book: Book, path: Path | None = None) -> None:
+    """Refuse a budget that is smaller than what was spent; the book has it already."""
+    terms, account, which = book.terms, book.account, book_in_words(dataset, path)
+    if account.peak > account.total:
+        raise BudgetExceeded(
+            f"{which}: {terms.measure} = {show(Fraction(account.peak, GRID))} is spent already, "
+            f"and the new budget is {show(terms.total)}; a book cannot be made smaller than what "
+            "is spent"
+        )
+    if account.delta_slack > terms.delta_slack or account.rounding_slack > terms.rounding_slack:
+        raise BudgetExceeded(
+            f"{which}: {show(account.delta_slack)} of delta to find keys and "
+            f"{show(account.rounding_slack)} to round noise are spent, as the new epsilon counts "
+            f"them, and the new budget has {show(terms.delta_slack)} and "
+            f"{show(terms.rounding_slack)}; name a larger --delta (a run that an older version has "
+            "charged counts for less once it was started by this one)"
+        )
 
 
 def _refuse_allowance(which: str, book: Book, charge: Charge) -> None:
