@@ -321,6 +321,11 @@ class KnownRun:
     """After how many steps a series was finished: none may follow."""
     erasure: tuple[int, str] | None = None
     """Before which step a unit was last erased from the state, and the digest chain from there."""
+    begun: int | None = None
+    """The last period of units that any window drawn so far reaches into; None: none was drawn, or
+    units are not protected by period."""
+    ended: tuple[str, str] | None = None
+    """Why the run was ended, and by whom: it never draws again."""
     analyst: str = ""
     """Who asked for it; "" if nobody said."""
     kept: bool = False
@@ -331,7 +336,12 @@ class KnownRun:
     def apply(self, record: Record) -> None:
         """Take in a record about this run."""
         self.dataset = record["dataset"]
-        if "fingerprint" in record:
+        if "ended" in record:  # its epoch is one that no directory has
+            self.ended, self.epoch = (record["ended"], record["who"]), record["epoch"]
+        elif "begun" in record:
+            known = record["begun"] if self.begun is None else self.begun
+            self.begun = max(known, record["begun"])
+        elif "fingerprint" in record:
             self.fingerprint, self.analyst = record["fingerprint"], record.get("analyst", "")
             self.kept = self.kept or record.get("kept", False)
         elif "voided" in record:
@@ -375,6 +385,11 @@ class KnownRun:
             facts.append({"finished": self.finished})
         if self.erasure is not None:
             facts.append({"erasure": self.erasure[0], "digest": self.erasure[1]})
+        if self.begun is not None:
+            facts.append({"begun": self.begun})
+        if self.ended is not None:
+            because, who = self.ended
+            facts.append({"ended": because, "who": who, "epoch": self.epoch})
         return [{"dataset": self.dataset, "run": run} | fact for fact in facts]
 
 

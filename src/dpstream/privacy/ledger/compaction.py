@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dpstream.privacy.ledger.charges import RECENT, is_about_run
 from dpstream.privacy.state.journal import Record
 
-_FACTS = ("fingerprint", "epoch", "reached", "minted", "finished", "erasure")
+_FACTS = ("ended", "begun", "fingerprint", "epoch", "reached", "minted", "finished", "erasure")
 _BLOCK = 1024  # steps at most, so that one charge is quickly added to a book
 
 
@@ -67,7 +67,8 @@ def _join(old: Record, new: Record) -> Record | None:
         if not follows or count > RECENT:
             return None
         return new | {"digests": [*_digests(old), *_digests(new)]}
-    largest = {name: max(old[name], new[name]) for name in ("minted", "final") if name in new}
+    names = ("minted", "final", "begun")
+    largest = {name: max(old[name], new[name]) for name in names if name in new}
     return new | largest
 
 

@@ -49,10 +49,12 @@ from dpstream.privacy.ledger.refusals import (
     in_words,
     promise_in_words,
     protection,
+    refuse_ended,
     refuse_overspend,
     refuse_too_small,
 )
 from dpstream.privacy.state.journal import Journal, Record, this_process
+from dpstream.privacy.state.secret import mint_run_id
 
 BACKUPS = timedelta(days=35)
 """For how long a backup of a state directory may be put back, unless a ledger says otherwise."""
@@ -60,7 +62,7 @@ _KEEP = 1 << 14  # steps held in memory beyond the window; older ones are read b
 _VERBATIM = timedelta(days=1)  # records that a compaction leaves as they are
 _WORTHWHILE = 1024  # records that it folds at least
 _LOG = logging.getLogger("dpstream.ledger")
-_REFUSALS = (BudgetExceeded, NoiseReuse, LedgerError)
+_REFUSALS = (BudgetExceeded, NoiseReuse, LedgerError, StateError)
 
 
 class Ledger:
@@ -206,6 +208,7 @@ class Ledger:
         log has just shown that, for a replay whose digests do not reach the recorded ones.
         """
         with self._locked():
+            self._refuse_ended(charge.run)
             oldest = charge.step if charge.kind == "close" else charge.cells.first
             book = self._book(dataset, oldest=oldest)
             charge = book.priced(charge)
@@ -332,6 +335,35 @@ class Ledger:
         with self._locked():
             self._refuse_overtaken(run, epoch)
             self._note(dataset, run, reached=last, types=types, digests=digests)
+
+    def note_begun(self, dataset: str, run: str, period: int, *, epoch: str) -> None:
+        """Note the last period of units that the windows about to be drawn reach into.
+
+        Written before the first draw of such a window. It goes by windows, not by the clock: rows
+        may be dated ahead.
+        """
+        with self._locked():
+            self._refuse_overtaken(run, epoch)
+            begun = self._known(run).begun
+            if begun is None or period > begun:
+                self._note(dataset, run, begun=period)
+
+    def end(self, dataset: str, run: str, *, because: str, who: str) -> None:
+        """End a run for good: whatever state of it turns up is refused at its next step.
+
+        Nothing takes this back. An epoch that no state directory has goes with it, so that versions
+        which do not know of ends refuse the run too. Ended again, it stays as it was.
+        """
+        if not because.strip():
+            raise InvalidParameter("the end of a run is recorded with its reason (because=...)")
+        with self._locked():
+            charged = {line[0] for line in self._book(dataset).spent_on}
+            known = self._runs.get(run)
+            if run not in charged and (known is None or known.dataset != dataset):
+                raise LedgerError(f"the book of {dataset!r} knows of no run {run!r}")
+            if known is None or known.ended is None:
+                epoch = mint_run_id().hex()
+                self._note(dataset, run, ended=because, who=who, epoch=epoch)
 
     def note_windows(
         self, dataset: str, run: str, *, minted: int, final: int, epoch: str | None
@@ -636,7 +668,12 @@ class Ledger:
         self._append(record)
         self._apply(record)
 
+    def _refuse_ended(self, run: str) -> None:
+        if run in self._runs:
+            refuse_ended(run, self._runs[run])
+
     def _refuse_overtaken(self, run: str, epoch: str) -> None:
+        self._refuse_ended(run)
         if self._known(run).epoch != epoch:
             raise StateError(
                 f"run {run[:8]} was started again by another process, from a copy of its state "

@@ -11,10 +11,10 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from dpstream.errors import BudgetExceeded, LedgerError
+from dpstream.errors import BudgetExceeded, LedgerError, StateError
 from dpstream.privacy.amounts import GRID, show
 from dpstream.privacy.ledger.balance import Book
-from dpstream.privacy.ledger.charges import Charge, Terms
+from dpstream.privacy.ledger.charges import Charge, KnownRun, Terms
 
 
 def as_epsilon(terms: Terms, amount: Fraction) -> float | None:
@@ -189,6 +189,16 @@ def _refuse_allowance(which: str, book: Book, charge: Charge) -> None:
                 f"{show(allowed - spent)} of {show(allowed)} is left for this dataset; lower "
                 f"{remedy}, or agree on a larger book"
             )
+
+
+def refuse_ended(run: str, known: KnownRun) -> None:
+    """A run that was ended draws nothing more, whatever state of it turns up."""
+    if known.ended is not None:
+        because, who = known.ended
+        raise StateError(
+            f"run {run[:8]} was ended for good by {who} ({because}); its state must not go on; use "
+            "a new state directory"
+        )
 
 
 def protection(terms: Terms) -> tuple[str, ...]:
