@@ -88,6 +88,6 @@ def test_a_pipeline_file_stands_for_its_ledgers(run, folder):
     assert "other" not in run("ledger", "history", "pipeline.toml").out
     typo = run("ledger", "histroy")
     assert (
-        "there is no ledger at histroy (the commands are show, open, history and repair)"
+        "there is no ledger at histroy (the commands are show, open, plan, grow, allow, void, history and repair)"
         in typo.err
     )

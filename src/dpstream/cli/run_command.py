@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer import Argument, Option
 
+from dpstream.cli.command_options import Asker
 from dpstream.cli.output import INTERRUPTED, note, wants_json
 from dpstream.cli.releases import about, as_json, in_words, show
 from dpstream.cli.watch import (
@@ -54,10 +55,11 @@ def run(
         str | None,
         Option("--engine", help="embedded (this process) or spark; default: the file's."),
     ] = None,
+    who: Asker = "",
     as_lines: Annotated[bool, Option("--json", help="Print JSON lines.")] = False,
 ) -> None:
     """Run a pipeline's queries; started again, they go on where they stopped."""
-    pipeline = with_engine(load_pipeline(path), engine)
+    pipeline = with_engine(load_pipeline(path), engine).asked_by(who)
     if erase_unit is not None:
         _erase_unit(pipeline, erase_unit)
         return

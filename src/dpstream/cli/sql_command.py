@@ -13,6 +13,7 @@ import typer
 from typer import Argument, Option
 
 from dpstream.cli.command_options import (
+    Asker,
     BudgetOption,
     Payer,
     SecretFile,
@@ -148,6 +149,7 @@ def sql(
     secret: SecretFile = None,
     ledger: SharedLedger = None,
     dataset: Payer = "stream",
+    who: Asker = "",
     as_json: AsJson = False,
 ) -> None:
     """Publish a query's releases under differential privacy."""
@@ -177,6 +179,7 @@ def sql(
         secret=secret,
         ledger=book if isinstance(book, Ledger) else ledger,
         dataset=dataset,
+        analyst=who,
         clock=stopper,
     )
     before = charged_runs(book, dataset)

@@ -149,6 +149,8 @@ def _report_for_ever(runs: Runs, over: threading.Event) -> None:
 def main(args: Sequence[str]) -> int:
     """Run the pipeline of a file, on an engine; "strict": only if every query can begin."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server
+    logging.basicConfig(format="note: %(message)s")
+    logging.getLogger("dpstream.ledger").setLevel(logging.INFO)  # a book that is opened is told
     over, stop = threading.Event(), threading.Event()
     known: list[Runs] = []
     threads: list[threading.Thread] = []

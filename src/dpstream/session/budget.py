@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from dpstream.engines.embedded.series_run import refuse_other_steps
 from dpstream.engines.query_run import AnyQuery
 from dpstream.errors import BudgetExceeded
 from dpstream.privacy.amounts import show
-from dpstream.privacy.ledger.charges import Cells, Charge, Terms
+from dpstream.privacy.ledger.charges import Allowance, Cells, Charge, Terms
 from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.ledger.refusals import amount_in_words, book_in_words
 from dpstream.privacy.query_spend import QuerySpend
@@ -26,13 +26,16 @@ __all__ = ["AnyQuery", "refuse_early"]
 
 
 def refuse_early(
-    ledger: Ledger, dataset: str, queries: Sequence[tuple[AnyQuery, Path | None]]
+    ledger: Ledger,
+    dataset: str,
+    queries: Sequence[tuple[AnyQuery, Path | None]],
+    analysts: Mapping[str, str] | None = None,
 ) -> None:
     """Refuse queries that do not fit into the book together.
 
     `queries` come with their state directories: a run that was charged is not charged again. They
     are charged to a copy of the book; the book itself still decides when they begin. A book that is
-    not open yet would be opened by the first of them, for it alone.
+    not open yet would be opened by the first of them, for it alone. `analysts`: who asks for each.
     """
     book = next((each for each in ledger.report() if each["dataset"] == dataset), None)
     path, known = ledger.path, ledger.known
@@ -49,31 +52,22 @@ def refuse_early(
     series = [query for query in new if isinstance(query, SeriesQuery)]
     which = book_in_words(dataset, path)
     if users and book["terms"]["measure"] == "mu_squared":
-        _refuse_users(which, book, users)
+        _refuse_users(which, book, users, analysts or {})
     if series and book["terms"]["unit"] != "user":
         _refuse_series(ledger, dataset, series, which)
 
 
-def _refuse_users(which: str, book: dict[str, Any], queries: Sequence[Query]) -> None:
+def _refuse_users(
+    which: str, book: dict[str, Any], queries: Sequence[Query], analysts: Mapping[str, str]
+) -> None:
     """Whose rows are protected is looked at before how much of the budget is left for them."""
-    copy, dataset = Ledger(), book["dataset"]
-    copy.open(dataset, Terms.from_json(book["terms"]))
-    for line in book["spent_on"]:
-        charge = Charge(
-            run=line["run"],
-            query=line["query"],
-            purpose=line["purpose"],
-            step=0,
-            amount=Fraction(line["amount"]),
-            cells=Cells(first=0, last=0),
-            delta_slack=Fraction(line.get("tail", 0)),
-            rounding_slack=Fraction(line.get("drift", 0)),
-        )
-        copy.charge(dataset, charge)
+    dataset = book["dataset"]
+    copy = copy_of_book(book)
     for number, query in enumerate(queries):
         run, keys = number.to_bytes(16, "big"), MemoryWindowKeys()
         plan = plan_query(query.starting(0))
         copy.admit(dataset, plan.terms(), f"query {query.name!r}")
+        copy.register(dataset, run.hex(), "copy", analyst=analysts.get(query.name, ""))
         spend = QuerySpend(run=run, query=query.name, ledger=copy, dataset=dataset, keys=keys)
         try:
             plan.pay(spend, "copy")
@@ -86,6 +80,30 @@ def _refuse_users(which: str, book: dict[str, Any], queries: Sequence[Query]) ->
             ) from None
 
 
+def copy_of_book(book: dict[str, Any]) -> Ledger:
+    """A book of users as reported, in memory: what is charged to it costs nothing."""
+    copy, dataset = Ledger(), book["dataset"]
+    copy.open(dataset, Terms.from_json(book["terms"]))
+    for line in book["spent_on"]:
+        if "analyst" in line:
+            copy.register(dataset, line["run"], "copy", analyst=line["analyst"])
+        charge = Charge(
+            run=line["run"],
+            query=line["query"],
+            purpose=line["purpose"],
+            step=0,
+            amount=Fraction(line["amount"]),
+            cells=Cells(first=0, last=0),
+            delta_slack=Fraction(line.get("tail", 0)),
+            rounding_slack=Fraction(line.get("drift", 0)),
+        )
+        copy.charge(dataset, charge)
+    for analyst, allowed in book.get("principals", {}).items():
+        share = Allowance(share=allowed["share"], largest=allowed.get("largest"))
+        copy.allow(dataset, analyst, share, because="a copy", who="")
+    return copy
+
+
 def _short_of(query: Query, asked: Fraction, book: dict[str, Any], problem: str) -> str:
     """What is missing, in the numbers of the query and of the promise."""
     terms, left = Terms.from_json(book["terms"]), Fraction(book["left"])
@@ -95,7 +113,7 @@ def _short_of(query: Query, asked: Fraction, book: dict[str, Any], problem: str)
         f"it asks for epsilon = {show(query.epsilon)}, delta = {show(query.delta)}, and of the "
         f"book's {amount_in_words(terms, terms.total)} only "
         f"{amount_in_words(terms, left).partition(' = ')[2]} is left; lower its epsilon, or agree "
-        "on a larger book"
+        "on a larger book (dpstream ledger grow)"
     )
 
 

@@ -76,6 +76,7 @@ def run(
     secret: Secret | bytes | str | Path | None = None,
     ledger: Ledger | str | Path | None = None,
     dataset: str = "stream",
+    analyst: str = "",
     dead_letters: str | Path | None = None,
     on_damage: str = "quarantine",
     options: EngineOptions | None = None,
@@ -99,7 +100,8 @@ def run(
 
     What does not fit into the dataset's book is refused here, before a row is read. Without a
     `ledger` the query has a book of its own, and a NewBook warning says so once. A `Ledger` that is
-    in memory moves to a file in the state directory, for all that share it.
+    in memory moves to a file in the state directory, for all that share it. `analyst`: who asks,
+    for a book that gives analysts shares.
 
     `engine`: a `SparkEngine` runs the query on its session; then `source` and `history` may be
     DataFrames, streaming ones too (`live`: by the clock; otherwise all that is there, by event
@@ -122,7 +124,7 @@ def run(
     if given is not None:
         if folder is not None and read_about(folder) is not None:
             keep_book(given, folder)
-        refuse_early(given, dataset, [(query, folder)])
+        refuse_early(given, dataset, [(query, folder)], {query.name: analyst})
         if given is not ledger:
             given.close()
     place = dead_letters if dead_letters is not None else folder and folder / "dead-letters"
@@ -137,7 +139,7 @@ def run(
         "ledger": ledger,
         "dataset": dataset,
         "clock": clock or SystemClock(),
-        "options": options or EngineOptions(),
+        "options": replace(options or EngineOptions(), analyst=analyst),
     }
     if engine is not None:
         if on_done != "keep":
@@ -166,6 +168,7 @@ def run_all(
     secret: Secret | bytes | str | Path | None = None,
     ledger: Ledger | str | Path | None = None,
     dataset: str = "stream",
+    analysts: Mapping[str, str] | None = None,
     on_damage: str = "quarantine",
     options: EngineOptions | None = None,
     clock: Clock | None = None,
@@ -179,8 +182,8 @@ def run_all(
     of its own in `state`, and its releases go to the one sink under its name. The book is that of
     `ledger`; it must hold all of them, so open it with `query.promise` or `dpstream ledger open`
     first. Queries that do not fit into it together are refused here, before a row is read (unless
-    `check_budget` is off, for callers who open the book after this). On another `engine` each query
-    reads by itself.
+    `check_budget` is off, for callers who open the book after this). `analysts`: who asks for each
+    query, by its name. On another `engine` each query reads by itself.
 
     A query that fails stops alone: the others go on to their ends, and its error is raised then.
     """
@@ -198,7 +201,8 @@ def run_all(
     if given is not None and own is not None and own.exists():
         given.persist(own)
     if check_budget:
-        refuse_early(given or Ledger(), dataset, [(q, folders[q.name]) for q in queries])
+        asked = [(query, folders[query.name]) for query in queries]
+        refuse_early(given or Ledger(), dataset, asked, analysts)
     if folder is not None:
         make_directory(folder, mode=0o700)
     begun = [each for each in folders.values() if each and read_about(each) is not None]
@@ -229,6 +233,7 @@ def run_all(
             secret=Secret.of(secret),
             ledger=book,
             dataset=dataset,
+            analyst=(analysts or {}).get(query.name, ""),
             options=_of_query(options, query.name),
             clock=clock,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,8 +13,10 @@ from dpstream.connectors.write_ahead import PUSHED
 from dpstream.engines.clock import Clock
 from dpstream.engines.query_run import Engine, EngineOptions
 from dpstream.errors import InvalidParameter, LedgerError, SecretError
+from dpstream.privacy.amounts import as_text
 from dpstream.privacy.ledger.charges import Terms
 from dpstream.privacy.ledger.ledger import Ledger
+from dpstream.privacy.ledger.refusals import book_in_words, promise_in_words
 from dpstream.privacy.state.run_directory import read_about
 from dpstream.session import Runs, refuse_early, run_all
 from dpstream.session.pipeline import ENGINES, Pipeline, PipelineBook
@@ -38,6 +41,7 @@ def start(
             secret=pipeline.secret,
             ledger=ledgers[book.ledger],
             dataset=book.dataset,
+            analysts=pipeline.analysts,
             clock=clock,
             options=options,
             engine=opened,
@@ -53,9 +57,28 @@ def open_book(pipeline: Pipeline, book: PipelineBook, terms: Terms, ledger: Ledg
     try:
         ledger.open(book.dataset, terms)
     except LedgerError as problem:
+        known = ledger.terms(book.dataset)
+        if known is not None and known.with_budget_of(terms) == terms:
+            raise LedgerError(_other_budget(book, known, ledger)) from None
         raise LedgerError(f"{book.where}: {problem}") from None
     folders = pipeline.folders
-    refuse_early(ledger, book.dataset, [(query, folders[query.name]) for query in book.queries])
+    asked = [(query, folders[query.name]) for query in book.queries]
+    refuse_early(ledger, book.dataset, asked, pipeline.analysts)
+
+
+def _other_budget(book: PipelineBook, known: Terms, ledger: Ledger) -> str:
+    """The file and its book have two budgets: say both, and the command that makes them one."""
+    asked = [f"epsilon = {as_text(book.epsilon)}"]
+    command = ["dpstream", "ledger", "grow", str(ledger.path), "--dataset", book.dataset]
+    command += ["--epsilon", as_text(book.epsilon)]
+    if book.delta is not None and known.measure != "epsilon":
+        asked.append(f"delta = {as_text(book.delta)}")
+        command += ["--delta", as_text(book.delta)]
+    return (
+        f"{book.where} says {', '.join(asked)}; {book_in_words(book.dataset, ledger.path)} has "
+        f"{promise_in_words(known)}; write that into the file, or give the book the file's budget: "
+        f'{shlex.join(command)} --because "..."'
+    )
 
 
 def refuse_lost_secret(secret: Path, folders: Sequence[Path]) -> None:

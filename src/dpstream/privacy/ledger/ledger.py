@@ -52,6 +52,7 @@ from dpstream.privacy.ledger.refusals import (
     refuse_ended,
     refuse_overspend,
     refuse_too_small,
+    refuse_void,
 )
 from dpstream.privacy.state.journal import Journal, Record, this_process
 from dpstream.privacy.state.secret import mint_run_id
@@ -118,11 +119,13 @@ class Ledger:
             elif book.provisional and book.terms.with_budget_of(terms) == terms:
                 self.grow(dataset, terms, because="its first budget was provisional", who="")
             elif book.terms != terms:
+                budget_alone = book.terms.with_budget_of(terms) == terms
+                grow = "; dpstream ledger grow changes a book's budget" if budget_alone else ""
                 raise LedgerError(
                     f"the book of dataset {dataset!r} promises {book.terms.describe()} "
                     f"(clock {book.terms.clock!r}, time zone {book.terms.time_zone}); this query "
                     f"asks for {terms.describe()} (clock {terms.clock!r}, time zone "
-                    f"{terms.time_zone}); use the book's terms or another dataset name"
+                    f"{terms.time_zone}); use the book's terms or another dataset name{grow}"
                 )
 
     def admit(self, dataset: str, asked: Terms, who: str) -> None:
@@ -365,6 +368,18 @@ class Ledger:
                 epoch = mint_run_id().hex()
                 self._note(dataset, run, ended=because, who=who, epoch=epoch)
 
+    def void(self, dataset: str, run: str, *, because: str, who: str) -> None:
+        """Give back the charge of a run that has begun no step, and never will.
+
+        The run is ended first: from then on whatever state of it turns up is refused before it
+        draws. A kill between the two leaves it ended and charged; voided again it is given back.
+        """
+        _refuse_no_reason("a charge that is given back", because)
+        with self._locked():
+            refuse_void(dataset, self._book(dataset), run, self._known(run))
+            self.end(dataset, run, because=because, who=who)
+            self._note(dataset, run, voided=because, who=who)
+
     def note_windows(
         self, dataset: str, run: str, *, minted: int, final: int, epoch: str | None
     ) -> None:
@@ -566,6 +581,8 @@ class Ledger:
             self._apply_change(record)
         elif is_about_run(record):
             self._runs.setdefault(record["run"], KnownRun()).apply(record)
+            if "voided" in record and record["dataset"] in self._books:
+                self._apply_change(record)
         elif "peak" in record:
             account = self._books[record["dataset"]].account
             account.peak = max(account.peak, record["peak"])
@@ -576,7 +593,7 @@ class Ledger:
                 self._shares[record["dataset"]].add(charge)
 
     def _apply_change(self, record: Record) -> None:
-        """Make a change of a book's budget, or of who may charge it."""
+        """Make a change of a book's budget or analysts, or give a charge back."""
         dataset = record["dataset"]
         book = self._books[dataset]
         if "grown" in record:
@@ -584,6 +601,9 @@ class Ledger:
         elif "allowed" in record:
             named = {record["analyst"]: Allowance(**record["allowed"])}
             book.principals = book.principals | named
+        elif "voided" in record:
+            others = [charge for charge in book.charges() if charge.run != record["run"]]
+            book = book.with_charges(book.terms, others)
         else:
             book = book.learn(Charge.from_json(record["learned"])) or book
         self._books[dataset] = book

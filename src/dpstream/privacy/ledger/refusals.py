@@ -145,7 +145,7 @@ def refuse_overspend(dataset: str, book: Book, charge: Charge, path: Path | None
         "event": f"lower {terms.measure}; to repeat a release, use its state directory",
         "w_event": f"lower {terms.measure} or wait for an older step to leave the window; "
         "to repeat a release, use its state directory",
-        "user": "lower epsilon, or agree on a larger book",
+        "user": "lower epsilon, or agree on a larger book (dpstream ledger grow)",
     }[terms.unit]
     also = as_epsilon(terms, left)
     if terms.measure != "epsilon" and also is not None and terms.epsilon is not None:
@@ -187,7 +187,7 @@ def _refuse_allowance(which: str, book: Book, charge: Charge) -> None:
             raise BudgetExceeded(
                 f"{which}: {charge.purpose!r} asks for {show(asked)} {what} but only "
                 f"{show(allowed - spent)} of {show(allowed)} is left for this dataset; lower "
-                f"{remedy}, or agree on a larger book"
+                f"{remedy}, or agree on a larger book (dpstream ledger grow)"
             )
 
 
@@ -198,6 +198,27 @@ def refuse_ended(run: str, known: KnownRun) -> None:
         raise StateError(
             f"run {run[:8]} was ended for good by {who} ({because}); its state must not go on; use "
             "a new state directory"
+        )
+
+
+def refuse_void(dataset: str, book: Book, run: str, known: KnownRun) -> None:
+    """A charge is given back only if the ledger itself shows that no step of its run was begun."""
+    what = f"the charge of run {run[:8]} to the book {dataset!r} stays"
+    if known.voided:
+        raise LedgerError(f"the charge of run {run[:8]} was given back already")
+    if all(charged != run for charged, _, _ in book.spent_on):
+        raise LedgerError(f"the book of {dataset!r} has no charge of a run {run!r}")
+    if book.terms.unit != "user":
+        raise LedgerError(f"{what}: this book is charged step by step, for steps that were begun")
+    if known.reached >= 0 or known.minted or known.begun is not None or known.finished is not None:
+        raise LedgerError(
+            f"{what}: the run has begun {max(known.reached + 1, 1)} steps, and what it has "
+            "published cannot be taken back"
+        )
+    if not known.kept:
+        raise LedgerError(
+            f"{what}: the run has no state directory (or an older version has charged it), so the "
+            "ledger does not show that nothing was drawn"
         )
 
 
