@@ -191,8 +191,9 @@ def bounds(
     exact. Otherwise `epsilon` and `delta` are charged to `dataset`'s book in `ledger` before noise
     is drawn; a book that is not there yet is opened, and whoever opens it next sets its budget.
     `analyst`: who asks, for a book that gives analysts shares. The bounds are for a query with
-    `query_epsilon`, `query_delta` and `triggers` tables a window, and for groups of `group_size` rows (default: ten times what a group needs to
-    appear). `sample` looks at this share of the units.
+    `query_epsilon`, `query_delta` and `triggers` tables a window, and for groups of `group_size`
+    rows (default: ten times what a group needs to appear). `sample` looks at this share of the
+    units.
 
     >>> import pyarrow as pa
     >>> rows = range(6000)

@@ -63,9 +63,19 @@ class PlannedQuery:
         """Is it, or would it be, charged?"""
         return self.state in ("charged", "fits")
 
+    def asks(self, terms: Terms) -> str:
+        """What it asks for, in its own words."""
+        if isinstance(self.query, Query):
+            return f"epsilon = {show(self.query.epsilon)}, delta = {show(self.query.delta)}"
+        return amount_in_words(terms, self.amount)
+
     def begins(self, now: datetime) -> datetime:
         """When its charge begins to count."""
         return now if self.query.start is None else max(now, _moment(self.query.start))
+
+
+Room = tuple[int, str]
+"""How many more queries fit, and what is used up by then."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,8 +89,8 @@ class PlannedBook:
     """Spent by runs that are not the pipeline's."""
     queries: Sequence[PlannedQuery]
     left: Fraction
-    further: Mapping[Fraction, int]
-    """How many more queries of an epsilon fit."""
+    further: Mapping[Fraction, Room]
+    """How many more queries of an epsilon fit, and what is used up first."""
     runs_out: str
     note: str = ""
 
@@ -132,6 +142,7 @@ class LedgerPlan:
                 {
                     "query": one.query.name,
                     "analyst": one.analyst or None,
+                    "asks_for": one.asks(terms),
                     **amount(one.amount),
                     "share": float(one.amount / terms.total),
                     "state": one.state,
@@ -145,7 +156,10 @@ class LedgerPlan:
                 | {name: str(value) for name, value in book.spend_at(moment, self.now).items()}
                 for moment in self.moments
             ],
-            "further": [{"epsilon": float(e), "fit": n} for e, n in book.further.items()],
+            "further": [
+                {"epsilon": float(e), "fit": fit, "used_up_first": what}
+                for e, (fit, what) in book.further.items()
+            ],
             "runs_out": book.runs_out,
             "note": book.note or None,
         }
@@ -291,12 +305,14 @@ def _plan_users(
     slack = {key: Fraction(after[key]["left"]) for key in ("tail", "drift") if key in after}
     template = next(iter(plans.values())).query
 
-    def room(epsilon: Fraction) -> int:
+    def room(epsilon: Fraction) -> Room:
         plan = plan_query(replace(template, epsilon=epsilon))
         takes = {"tail": plan.delta_slack, "drift": plan.calibrated.error.xi}
-        most = [left / plan.calibrated.mu_squared]
-        most += [rest / takes[key] for key, rest in slack.items() if takes[key]]
-        return max(0, math.floor(min(most)))
+        most = {"epsilon": left / plan.calibrated.mu_squared}
+        most |= {key: rest / takes[key] for key, rest in slack.items() if takes[key]}
+        first = min(most, key=lambda key: most[key])
+        words = {"tail": "delta", "drift": "what floats add"}
+        return max(0, math.floor(most[first])), words.get(first, first)
 
     return queries, terms.total - left - mine, left, room
 
@@ -347,12 +363,12 @@ def _plan_series(
         left -= amount if state in ("charged", "fits") else 0
         analyst = pipeline.analysts.get(query.name, "")
         queries.append(PlannedQuery(query=query, analyst=analyst, amount=amount, state=state))
-    return queries, before, left, lambda epsilon: max(0, math.floor(left / epsilon))
+    return queries, before, left, lambda each: (max(0, math.floor(left / each)), terms.measure)
 
 
 def _runs_out(
     queries: Sequence[PlannedQuery],
-    further: Mapping[Fraction, int],
+    further: Mapping[Fraction, Room],
     pace: timedelta | None,
     now: datetime,
 ) -> str:
@@ -361,7 +377,7 @@ def _runs_out(
         return f"now: {', '.join(refused)} would be refused"
     if pace is None or not further:
         return "never by these queries: each is charged once, for as long as it runs"
-    epsilon, fit = next(iter(further.items()))
+    epsilon, (fit, _) = next(iter(further.items()))
     return (
         f"{(now + (fit + 1) * pace):%Y-%m-%d}: with one more query of epsilon = {as_text(epsilon)} "
         f"after each such time, number {fit + 1} does not fit"
@@ -386,7 +402,7 @@ def print_plan(console: Console, plan: LedgerPlan) -> None:
         console.print(f"{book.dataset}: {promise_in_words(book.terms)}", style="bold")
         if book.note:
             console.print(book.note, soft_wrap=True)
-        headings = ("query", "analyst", "takes", "of the book", "counts from", "")
+        headings = ("query", "analyst", "asks for", "of the book", "counts from", "")
         table = new_table(*headings, right=("of the book",))
         if book.before:
             takes = amount_in_words(book.terms, book.before)
@@ -396,7 +412,7 @@ def print_plan(console: Console, plan: LedgerPlan) -> None:
             table.add_row(
                 one.query.name,
                 one.analyst or "-",
-                amount_in_words(book.terms, one.amount),
+                one.asks(book.terms),
                 f"{float(one.amount / book.terms.total):.1%}",
                 f"{one.begins(plan.now):%Y-%m-%d}",
                 one.state.partition(":")[0],
@@ -407,8 +423,9 @@ def print_plan(console: Console, plan: LedgerPlan) -> None:
                 console.print(f"{one.query.name} {one.state}", soft_wrap=True)
         _draw(console, plan, book)
         console.print(f"left: {amount_in_words(book.terms, book.left)}")
-        fit = ", ".join(f"{n} of epsilon = {as_text(e)}" for e, n in book.further.items())
-        console.print(f"further queries that fit: {fit}", soft_wrap=True)
+        for epsilon, (fit, what) in book.further.items():
+            first = f"; then its {what} is used up"
+            console.print(f"further queries of epsilon = {as_text(epsilon)} that fit: {fit}{first}")
         console.print(f"the book runs out: {book.runs_out}", soft_wrap=True)
         for one in book.queries:
             for change in one.changes:

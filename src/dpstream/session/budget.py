@@ -35,11 +35,12 @@ def refuse_early(
 
     `queries` come with their state directories: a run that was charged is not charged again. They
     are charged to a copy of the book; the book itself still decides when they begin. A book that is
-    not open yet would be opened by the first of them, for it alone. `analysts`: who asks for each.
+    not open yet would be opened by the first of them, for it alone; one whose budget is provisional
+    decides when they begin. `analysts`: who asks for each.
     """
     book = next((each for each in ledger.report() if each["dataset"] == dataset), None)
     path, known = ledger.path, ledger.known
-    if book is None and len(queries) < 2:
+    if (book is None and len(queries) < 2) or (book and "provisional" in book):
         return
     if book is None:
         ledger, first = Ledger(), queries[0][0].starting(0)

@@ -560,6 +560,7 @@ def report(name: str, book: Book) -> dict[str, Any]:
         "left": str(account.left(max(account.newest, 0))),
         "left_next_step": str(account.left(account.newest + 1)),
         **also,
+        **({"provisional": True} if book.provisional else {}),
         "runs": len({key[0] for key in book.spent_on}),
         "spent_on": [
             {
