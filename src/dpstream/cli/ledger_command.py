@@ -564,7 +564,7 @@ def _about_run(record: dict[str, Any]) -> tuple[str, str]:
     if "ended" in record:
         return f"was ended for good by {record['who']}: {record['ended']}", ""
     if "voided" in record:
-        return f"had its charge given back by {record['who']}: {record['voided']}", ""
+        return f"had its charge given back by {record.get('who')}: {record['voided']}", ""
     if "begun" in record:
         return f"has begun the unit's period {record['begun']}", ""
     if "erasure" in record:

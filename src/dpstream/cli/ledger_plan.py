@@ -1,8 +1,8 @@
 """What a pipeline would spend, before anything is spent: the figures of `dpstream ledger plan`.
 
 Queries are charged to a copy of their book, in memory, in the order of the file; the ledger is
-looked at and left as it is. A charge counts from its query's start on, for as long as there is a
-book.
+looked at and left as it is. Where units are users within a period, a charge counts in the periods
+that its query reads; otherwise from its query's start on, for as long as there is a book.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from dpstream.query.noise_plan import NoisePlan, plan_query
 from dpstream.query.query import Query
 from dpstream.query.series_query import SeriesQuery
 from dpstream.query.windows import duration
-from dpstream.session.budget import copy_of_book
 from dpstream.session.pipeline import Pipeline, PipelineBook
 
 _COLUMNS = 12  # points in time that are shown
 _WIDTH = 40  # characters of a full bar
 _SHADES = "█▓▒░"
 _USUAL = (Fraction(1, 10), Fraction(1, 2), Fraction(1))
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _CALENDAR = {"month": 30, "year": 365}  # days
 
 
@@ -69,9 +69,16 @@ class PlannedQuery:
             return f"epsilon = {show(self.query.epsilon)}, delta = {show(self.query.delta)}"
         return amount_in_words(terms, self.amount)
 
+    def counts_at(self, moment: datetime) -> bool:
+        """Does its charge count for units of that moment?"""
+        start, end = self.query.start, self.query.end
+        by_period = self.query.privacy_unit_period != "forever" and isinstance(self.query, Query)
+        late = by_period and end is not None and _moment(end) <= moment
+        return self.counts and not late and (start is None or _moment(start) <= moment)
+
     def begins(self, now: datetime) -> datetime:
         """When its charge begins to count."""
-        return now if self.query.start is None else max(now, _moment(self.query.start))
+        return now if self.query.start is None else _moment(self.query.start)
 
 
 Room = tuple[int, str]
@@ -94,11 +101,9 @@ class PlannedBook:
     runs_out: str
     note: str = ""
 
-    def spend_at(self, moment: datetime, now: datetime) -> dict[str, Fraction]:
-        """What is counted by then, by query; "before" is what others have spent."""
-        mine = {
-            q.query.name: q.amount for q in self.queries if q.counts and q.begins(now) <= moment
-        }
+    def spend_at(self, moment: datetime) -> dict[str, Fraction]:
+        """What a unit of then has lost, by query; "before" is what others have spent at most."""
+        mine = {one.query.name: one.amount for one in self.queries if one.counts_at(moment)}
         return ({"before": self.before} if self.before else {}) | mine
 
 
@@ -153,7 +158,7 @@ class LedgerPlan:
             ],
             "spend": [
                 {"at": moment.isoformat(timespec="seconds")}
-                | {name: str(value) for name, value in book.spend_at(moment, self.now).items()}
+                | {name: str(value) for name, value in book.spend_at(moment).items()}
                 for moment in self.moments
             ],
             "further": [
@@ -170,7 +175,7 @@ class LedgerPlan:
         figure = drawing.Figure(figsize=(8, 3.5 * len(self.books)), dpi=144, layout="constrained")
         panels = figure.subplots(len(self.books), squeeze=False)[:, 0]
         for panel, book in zip(panels, self.books, strict=True):
-            spends = [book.spend_at(moment, self.now) for moment in self.moments]
+            spends = [book.spend_at(moment) for moment in self.moments]
             names = list(dict.fromkeys(name for spend in spends for name in spend))
             heights = [[float(spend.get(name, 0)) for spend in spends] for name in names]
             if names:
@@ -236,26 +241,27 @@ def _plan_book(
     pace: timedelta | None,
     now: datetime,
 ) -> PlannedBook:
-    wanted, charged = book.terms(), set[str]()
-    report: dict[str, Any] | None = None
+    wanted = book.terms()
+    copy = Ledger()
     if book.ledger.exists():  # looking makes no file
         with closing(Ledger(book.ledger)) as ledger:
-            report = next((r for r in ledger.report() if r["dataset"] == book.dataset), None)
-            paid = {line["run"] for line in report["spent_on"]} if report else set()
-            folders = pipeline.folders
-            charged = {
-                q.name for q in book.queries if is_charged(folders[q.name], paid, ledger.known)
-            }
-    if report is None:
-        empty = Ledger()
-        empty.open(book.dataset, wanted)
-        (report,) = empty.report()
+            copy = ledger.rehearsal()
+    if copy.terms(book.dataset) is None:
+        copy.open(book.dataset, wanted)
+    report = _report(copy, book.dataset)
+    if "provisional" in report:
+        copy.open(book.dataset, wanted)
+        report = _report(copy, book.dataset)
+    paid, folders = {line["run"] for line in report["spent_on"]}, pipeline.folders
+    charged = {q.name for q in book.queries if is_charged(folders[q.name], paid, copy.known)}
     terms = Terms.from_json(report["terms"])
     note = ""
     if terms != wanted and terms.with_budget_of(wanted) == wanted:
         note = f"{book.where} says {promise_in_words(wanted)}; this plan is for the book as it is"
-    plan = _plan_users if terms.unit == "user" else _plan_series
-    queries, before, left, room = plan(pipeline, book, report, charged)
+    if terms.unit == "user":
+        queries, before, left, room = _plan_users(pipeline, book, copy, charged, now)
+    else:
+        queries, before, left, room = _plan_series(pipeline, book, report, charged)
     usual = [e for e in _USUAL if terms.epsilon is None or e <= terms.epsilon]
     further = {e: room(e) for e in sorted({*(asked or usual)})}
     return PlannedBook(
@@ -276,11 +282,13 @@ Planned = tuple[list[PlannedQuery], Fraction, Fraction, Any]
 
 
 def _plan_users(
-    pipeline: Pipeline, book: PipelineBook, report: dict[str, Any], charged: set[str]
+    pipeline: Pipeline, book: PipelineBook, copy: Ledger, charged: set[str], now: datetime
 ) -> Planned:
     """Every query is one charge, which pays for all of its releases."""
-    terms, copy, dataset = Terms.from_json(report["terms"]), copy_of_book(report), book.dataset
-    plans = {q.name: plan_query(q.starting(0)) for q in book.queries if isinstance(q, Query)}
+    dataset, at = book.dataset, (now - _EPOCH) // timedelta(microseconds=1)
+    terms = copy.terms(dataset)
+    assert terms is not None
+    plans = {q.name: plan_query(q.starting(at)) for q in book.queries if isinstance(q, Query)}
     states = {}
     for number, (name, plan) in enumerate(plans.items()):
         states[name] = "charged" if name in charged else "fits"
@@ -289,7 +297,7 @@ def _plan_users(
                 _pay(copy, dataset, plan, number, pipeline.analysts.get(name, ""))
             except BudgetExceeded as problem:
                 states[name] = f"does not fit: {problem}"
-    (after,) = copy.report()
+    after = _report(copy, dataset)
     left = Fraction(after["left"])
     queries = [
         PlannedQuery(
@@ -314,7 +322,7 @@ def _plan_users(
         words = {"tail": "delta", "drift": "what floats add"}
         return max(0, math.floor(most[first])), words.get(first, first)
 
-    return queries, terms.total - left - mine, left, room
+    return queries, max(terms.total - left - mine, Fraction(0)), left, room
 
 
 def _pay(copy: Ledger, dataset: str, plan: NoisePlan, number: int, analyst: str) -> None:
@@ -393,7 +401,11 @@ def _length(text: str, name: str) -> timedelta:
 
 
 def _moment(micros: int) -> datetime:
-    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=int(micros))
+    return _EPOCH + timedelta(microseconds=int(micros))
+
+
+def _report(ledger: Ledger, dataset: str) -> dict[str, Any]:
+    return next(book for book in ledger.report() if book["dataset"] == dataset)
 
 
 def print_plan(console: Console, plan: LedgerPlan) -> None:
@@ -442,7 +454,7 @@ def _draw(console: Console, plan: LedgerPlan, book: PlannedBook) -> None:
     shades = {name: _SHADES[n % len(_SHADES)] for n, name in enumerate(names)}
     last: dict[str, Fraction] | None = None
     for moment in plan.moments:
-        spend = book.spend_at(moment, plan.now)
+        spend = book.spend_at(moment)
         if spend == last and moment != plan.moments[-1]:
             continue
         last = spend

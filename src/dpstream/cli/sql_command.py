@@ -18,6 +18,7 @@ from dpstream.cli.command_options import (
     Payer,
     SecretFile,
     SharedLedger,
+    TakeOver,
     literal,
     read_settings,
     tell_storage,
@@ -30,6 +31,7 @@ from dpstream.cli.watch import (
     charged_runs,
     is_unfinished,
     progress,
+    tell_beginnings,
     tell_charges,
     tell_operator,
 )
@@ -150,6 +152,7 @@ def sql(
     ledger: SharedLedger = None,
     dataset: Payer = "stream",
     who: Asker = "",
+    take_over: TakeOver = False,
     as_json: AsJson = False,
 ) -> None:
     """Publish a query's releases under differential privacy."""
@@ -181,8 +184,10 @@ def sql(
         dataset=dataset,
         analyst=who,
         clock=stopper,
+        take_over=take_over,
     )
     before = charged_runs(book, dataset)
+    tell_beginnings([running])
     tell_storage("query", state, ledger)
     for words in remarks(compiled):
         note(words)

@@ -29,6 +29,7 @@ def start(
     clock: Clock,
     sinks: Sequence[Any] = (),
     options: EngineOptions | None = None,
+    take_over: bool = False,
 ) -> Runs:
     """The queries, ready to be iterated over; `sinks` come after those of the file."""
     opened = open_engine(pipeline)
@@ -45,6 +46,7 @@ def start(
             clock=clock,
             options=options,
             engine=opened,
+            take_over=take_over,
             check_budget=False,  # the book is opened with the file's promise when all can begin
         )
         for book in pipeline.books
@@ -52,7 +54,15 @@ def start(
     return Runs.together(started)
 
 
-def open_book(pipeline: Pipeline, book: PipelineBook, terms: Terms, ledger: Ledger) -> None:
+def open_book(
+    pipeline: Pipeline,
+    book: PipelineBook,
+    terms: Terms,
+    ledger: Ledger,
+    *,
+    now: int,
+    take_over: bool = False,
+) -> None:
     """Open a book with the file's promise, and refuse queries that do not fit into it together."""
     try:
         ledger.open(book.dataset, terms)
@@ -62,8 +72,9 @@ def open_book(pipeline: Pipeline, book: PipelineBook, terms: Terms, ledger: Ledg
             raise LedgerError(_other_budget(book, known, ledger)) from None
         raise LedgerError(f"{book.where}: {problem}") from None
     folders = pipeline.folders
-    asked = [(query, folders[query.name]) for query in book.queries]
-    refuse_early(ledger, book.dataset, asked, pipeline.analysts)
+    queries = [(query, folders[query.name]) for query in book.queries]
+    whose = pipeline.analysts
+    refuse_early(ledger, book.dataset, queries, now=now, take_over=take_over, analysts=whose)
 
 
 def _other_budget(book: PipelineBook, known: Terms, ledger: Ledger) -> str:

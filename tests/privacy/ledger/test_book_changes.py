@@ -308,7 +308,7 @@ def test_a_run_that_has_begun_is_not_voided(tmp_path, begun):
         elif begun == "window":
             ledger.note_windows("clicks", RUN, minted=1, final=0, epoch="e")
         else:
-            ledger.note_begun("clicks", RUN, 1, epoch="e")
+            ledger.note_begun("clicks", RUN, 1)
         with pytest.raises(LedgerError, match="has begun 1 steps"):
             void(ledger)
         assert ledger.known(RUN).ended is None

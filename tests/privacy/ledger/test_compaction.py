@@ -94,7 +94,7 @@ def write_history(path, steps=STEPS, seed=1):
                 if step % 7 == 4:
                     ledger.note_windows(dataset, run, minted=0, final=step // 2 + 1, epoch=None)
                 if dataset == "users" and step % 5 == 2:
-                    ledger.note_begun(dataset, run, 20_000 + step // 5, epoch=epoch)
+                    ledger.note_begun(dataset, run, 20_000 + step // 5)
                 if dataset == "users" and not step:
                     pay(dataset, charge(run, 0, 3, delta_slack=Fraction(1, 8)))
                 elif dataset == "windows":

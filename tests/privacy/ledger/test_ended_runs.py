@@ -34,7 +34,7 @@ STEPS = {
     "start": lambda ledger: ledger.begin("clicks", "old", "second", after="first"),
     "step": lambda ledger: ledger.reach("clicks", "old", 1, ["01"], epoch="first", types="t"),
     "window": lambda ledger: ledger.note_windows("clicks", "old", minted=1, final=0, epoch="first"),
-    "period": lambda ledger: ledger.note_begun("clicks", "old", 7, epoch="first"),
+    "period": lambda ledger: ledger.note_begun("clicks", "old", 7),
     "end of a series": lambda ledger: ledger.note_finish("clicks", "old", 1, epoch="first"),
     "charge": lambda ledger: ledger.charge("clicks", charge(digest="d"), lambda step: "d"),
 }
@@ -80,7 +80,7 @@ def test_only_a_run_of_the_book_is_ended_and_not_without_a_reason(ledger):
 def test_begun_only_grows(ledger):
     """A replay says again what was said before."""
     for period in (5, 7, 6):
-        ledger.note_begun("clicks", "old", period, epoch="first")
+        ledger.note_begun("clicks", "old", period)
 
     assert ledger.known("old").begun == 7
 
@@ -91,7 +91,7 @@ def test_a_file_tells_the_next_process(tmp_path):
     ledger.open("clicks", USERS)
     ledger.charge("clicks", charge())
     ledger.begin("clicks", "old", "first", after="")
-    ledger.note_begun("clicks", "old", -3, epoch="first")
+    ledger.note_begun("clicks", "old", -3)
     ledger.end("clicks", "old", because="lost", who="ana")
     known = ledger.known("old")
     ledger.persist(tmp_path / "book")

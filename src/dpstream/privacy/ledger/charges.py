@@ -192,6 +192,8 @@ class Charge:
     window that it overlaps `amount` once, for all noise that one mechanism adds to its cells.
     `delta_slack` and `rounding_slack`: what is spent of the book's, once. `lost_mass` (tau): what
     float noise may lose; the book counts it in `delta_slack`, times a factor of its epsilon.
+    `periods`: where a user within a period is one unit, the first and the last period that pay
+    (last None: it goes on); without it all periods do, for ever.
     """
 
     run: str
@@ -206,6 +208,7 @@ class Charge:
     delta_slack: Fraction = _ZERO
     rounding_slack: Fraction = _ZERO
     lost_mass: Fraction = _ZERO
+    periods: tuple[int, int | None] | None = None
     units: int = field(init=False, repr=False, compare=False)
     """The amount in grid steps, rounded up."""
     plain: bool = field(init=False, repr=False, compare=False)
@@ -222,10 +225,18 @@ class Charge:
             and self.delta_slack is _ZERO
             and self.rounding_slack is _ZERO
             and self.lost_mass is _ZERO
+            and self.periods is None
         )
         object.__setattr__(self, "plain", plain)
         if self.amount.numerator < 0 or self.repeat < 1 or self.step < 0:
             raise LedgerError(f"a charge needs amount, step >= 0 and repeat >= 1; got {self}")
+        if self.periods is not None:
+            first, last = self.periods
+            if (self.repeat, self.kind) != (1, "cells") or (last is not None and last < first):
+                raise LedgerError(
+                    "periods go with a single charge of kind cells, the first before the last; got "
+                    f"{self}"
+                )
         if self.delta_slack is _ZERO and self.rounding_slack is _ZERO:
             return
         if self.delta_slack < 0 or self.rounding_slack < 0:
@@ -264,6 +275,7 @@ class Charge:
             "tail": str(self.delta_slack) if self.delta_slack else None,
             "drift": str(self.rounding_slack) if self.rounding_slack else None,
             "lost": str(self.lost_mass) if self.lost_mass else None,
+            "periods": self.periods,
         }
         return {
             "run": self.run,
@@ -279,6 +291,7 @@ class Charge:
         """As read."""
         bins = record.get("bins")
         first, last = record["cells"]
+        periods = record.get("periods")
         others = ("run", "query", "purpose", "step", "repeat", "digest", "kind")
         return cls(
             cells=Cells(first=first, last=last, bins=bins and tuple((a, b) for a, b in bins)),
@@ -286,6 +299,7 @@ class Charge:
             delta_slack=Fraction(record.get("tail", 0)),
             rounding_slack=Fraction(record.get("drift", 0)),
             lost_mass=Fraction(record.get("lost", 0)),
+            periods=periods and (periods[0], periods[1]),
             **{name: record[name] for name in others if name in record},
         )
 

@@ -75,9 +75,8 @@ def _join(old: Record, new: Record) -> Record | None:
 def _join_charges(old: Record, new: Record) -> Record | None:
     repeat, again = old.get("repeat", 1), new.get("repeat", 1)
     step = old["step"]
-    same = all(
-        old.get(name) == new.get(name) for name in ("amount", "bins", "kind", "tail", "drift")
-    )
+    names = ("amount", "bins", "kind", "tail", "drift", "periods")
+    same = all(old.get(name) == new.get(name) for name in names)
     alike = [cell - step for cell in old["cells"]] == [c - new["step"] for c in new["cells"]]
     plain = not ("kind" in new or "tail" in new or "drift" in new)
     if not (same and alike and plain) or new["step"] != step + repeat:

@@ -259,7 +259,21 @@ class Ledger:
     def peak(self, dataset: str) -> Fraction:
         """The most that any protected unit has lost so far."""
         with self._locked():
-            return Fraction(self._book(dataset).account.peak, GRID)
+            return Fraction(self._book(dataset).account.most, GRID)
+
+    def first_room(self, dataset: str, charge: Charge) -> int | None:
+        """The first period from which on a charge that names periods fits; None: there is none."""
+        with self._locked():
+            book = self._book(dataset)
+            return book.account.first_room(book.priced(charge))
+
+    def rehearsal(self) -> Ledger:
+        """A copy in memory, to see what charges would lead to."""
+        copy = Ledger()
+        with self._locked():
+            for record in self._all_records():
+                copy._apply(record)
+        return copy
 
     def report(self) -> list[dict[str, Any]]:
         """What was spent, on what, what is left: one entry per dataset, ready for JSON."""
@@ -339,14 +353,14 @@ class Ledger:
             self._refuse_overtaken(run, epoch)
             self._note(dataset, run, reached=last, types=types, digests=digests)
 
-    def note_begun(self, dataset: str, run: str, period: int, *, epoch: str) -> None:
+    def note_begun(self, dataset: str, run: str, period: int) -> None:
         """Note the last period of units that the windows about to be drawn reach into.
 
         Written before the first draw of such a window. It goes by windows, not by the clock: rows
         may be dated ahead.
         """
         with self._locked():
-            self._refuse_overtaken(run, epoch)
+            self._refuse_ended(run)
             begun = self._known(run).begun
             if begun is None or period > begun:
                 self._note(dataset, run, begun=period)
@@ -580,9 +594,16 @@ class Ledger:
         elif "grown" in record or "allowed" in record or "learned" in record:
             self._apply_change(record)
         elif is_about_run(record):
-            self._runs.setdefault(record["run"], KnownRun()).apply(record)
-            if "voided" in record and record["dataset"] in self._books:
+            run = record["run"]
+            self._runs.setdefault(run, KnownRun()).apply(record)
+            if "begun" in record:
+                self._books[record["dataset"]].account.periods.begin(run, record["begun"])
+            elif "ended" in record:
+                self._books[record["dataset"]].account.periods.end(run)
+            elif "voided" in record:
                 self._apply_change(record)
+            if "begun" in record or "ended" in record:
+                self._shares.pop(record["dataset"], None)
         elif "peak" in record:
             account = self._books[record["dataset"]].account
             account.peak = max(account.peak, record["peak"])
@@ -635,7 +656,8 @@ class Ledger:
         """All that is in memory, as a file would have it."""
         records: list[Record] = []
         for name, book in self._books.items():
-            records.append({"book": name, "terms": book.terms.to_json()})
+            more = {"provisional": True} if book.provisional else {}
+            records.append({"book": name, "terms": book.terms.to_json()} | more)
             runs = [(run, known) for run, known in self._runs.items() if known.dataset == name]
             records += [record for run, known in runs for record in known.records(run)]
             records += [{"dataset": name} | charge.to_json() for charge in book.charges()]

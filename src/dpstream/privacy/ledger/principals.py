@@ -30,6 +30,8 @@ class Shares:
         self._accounts: dict[tuple[str, str], Account] = {}
         for charge in book.charges():
             self.add(charge)
+        for account in self._accounts.values():
+            account.periods.keep_runs(book.account.periods)
 
     def add(self, charge: Charge) -> None:
         """Count a charge that the book has taken."""
@@ -40,7 +42,7 @@ class Shares:
 
     def spent(self, analyst: str) -> Fraction:
         """The most that any protected unit has lost to one analyst."""
-        return Fraction(self._account(analyst, "").peak, GRID)
+        return Fraction(self._account(analyst, "").most, GRID)
 
     def refuse(self, dataset: str, charge: Charge, path: Path | None) -> None:
         """Refuse a charge that its analyst may not make, and say whose share is used up.
@@ -63,12 +65,12 @@ class Shares:
                     f"{_allow(dataset, path, analyst)} --largest ..."
                 )
         account, share = self._account(analyst, ""), allowed.share
-        spent = account.delta_slack, account.rounding_slack
-        slack = spent[0] + charge.delta_slack, spent[1] + charge.rounding_slack
-        most_slack = terms.delta_slack * share, terms.rounding_slack * share
         over = account.loss_with(charge) > floor_units(terms.total * share)
-        if over or slack[0] > most_slack[0] or slack[1] > most_slack[1]:
-            left = max(terms.total * share - Fraction(account.peak, GRID), Fraction(0))
+        if over or any(
+            account.spent_slack(name, charge) + getattr(charge, name) > getattr(terms, name) * share
+            for name in ("delta_slack", "rounding_slack")
+        ):
+            left = max(terms.total * share - self.spent(analyst), Fraction(0))
             why = "" if over else ", and its part of delta is used up"
             raise BudgetExceeded(
                 f"{which}: the share of {analyst!r}, {float(share):g} of the book, is used up: "

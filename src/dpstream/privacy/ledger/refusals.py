@@ -159,16 +159,19 @@ def refuse_overspend(dataset: str, book: Book, charge: Charge, path: Path | None
 def refuse_too_small(dataset: str, book: Book, path: Path | None = None) -> None:
     """Refuse a budget that is smaller than what was spent; the book has it already."""
     terms, account, which = book.terms, book.account, book_in_words(dataset, path)
-    if account.peak > account.total:
+    if account.most > account.total:
         raise BudgetExceeded(
-            f"{which}: {terms.measure} = {show(Fraction(account.peak, GRID))} is spent already, "
+            f"{which}: {terms.measure} = {show(Fraction(account.most, GRID))} is spent already, "
             f"and the new budget is {show(terms.total)}; a book cannot be made smaller than what "
             "is spent"
         )
-    if account.delta_slack > terms.delta_slack or account.rounding_slack > terms.rounding_slack:
+    dated = account.periods.worst()
+    tail = account.delta_slack + dated.delta_slack
+    drift = account.rounding_slack + dated.rounding_slack
+    if tail > terms.delta_slack or drift > terms.rounding_slack:
         raise BudgetExceeded(
-            f"{which}: {show(account.delta_slack)} of delta to find keys and "
-            f"{show(account.rounding_slack)} to round noise are spent, as the new epsilon counts "
+            f"{which}: {show(tail)} of delta to find keys and "
+            f"{show(drift)} to round noise are spent, as the new epsilon counts "
             f"them, and the new budget has {show(terms.delta_slack)} and "
             f"{show(terms.rounding_slack)}; name a larger --delta (a run that an older version has "
             "charged counts for less once it was started by this one)"
@@ -176,19 +179,19 @@ def refuse_too_small(dataset: str, book: Book, path: Path | None = None) -> None
 
 
 def _refuse_allowance(which: str, book: Book, charge: Charge) -> None:
-    """Slacks add up over all charges, exactly."""
-    terms, account = book.terms, book.account
-    for name, what, remedy in (
-        ("delta_slack", "of delta to find keys", "delta"),
-        ("rounding_slack", "to round noise", "the number of triggers"),
-    ):
-        allowed, spent, asked = (getattr(each, name) for each in (terms, account, charge))
-        if asked and spent + asked > allowed:
-            raise BudgetExceeded(
-                f"{which}: {charge.purpose!r} asks for {show(asked)} {what} but only "
-                f"{show(allowed - spent)} of {show(allowed)} is left for this dataset; lower "
-                f"{remedy}, or agree on a larger book (dpstream ledger grow)"
-            )
+    """Slacks add up over all charges, or all of a period, exactly."""
+    if name := book.account.slack_missing(charge):
+        what, remedy = {
+            "delta_slack": ("of delta to find keys", "delta"),
+            "rounding_slack": ("to round noise", "the number of triggers"),
+        }[name]
+        allowed, asked = getattr(book.terms, name), getattr(charge, name)
+        left = allowed - book.account.spent_slack(name, charge)
+        raise BudgetExceeded(
+            f"{which}: {charge.purpose!r} asks for {show(asked)} {what} but only "
+            f"{show(left)} of {show(allowed)} is left for this dataset; lower "
+            f"{remedy}, or agree on a larger book (dpstream ledger grow)"
+        )
 
 
 def refuse_ended(run: str, known: KnownRun) -> None:
