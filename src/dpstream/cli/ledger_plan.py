@@ -290,13 +290,19 @@ def _plan_users(
     assert terms is not None
     plans = {q.name: plan_query(q.starting(at)) for q in book.queries if isinstance(q, Query)}
     states = {}
-    for number, (name, plan) in enumerate(plans.items()):
+    for number, (name, plan) in enumerate([*plans.items()]):
         states[name] = "charged" if name in charged else "fits"
         if name not in charged:
+            spend = _spend(copy, dataset, plan, number, pipeline.analysts.get(name, ""))
             try:
-                _pay(copy, dataset, plan, number, pipeline.analysts.get(name, ""))
+                plan.pay(spend, "plan")
             except BudgetExceeded as problem:
-                states[name] = f"does not fit: {problem}"
+                room = plan.first_room(spend) if plan.query.end is None else None
+                if room is None:
+                    states[name] = f"does not fit: {problem}"
+                else:  # it begins with the first period that has room, as a run would
+                    plans[name] = plan_query(plan.query.from_period(room))
+                    plans[name].pay(spend, "plan")
     after = _report(copy, dataset)
     left = Fraction(after["left"])
     queries = [
@@ -325,14 +331,13 @@ def _plan_users(
     return queries, max(terms.total - left - mine, Fraction(0)), left, room
 
 
-def _pay(copy: Ledger, dataset: str, plan: NoisePlan, number: int, analyst: str) -> None:
+def _spend(copy: Ledger, dataset: str, plan: NoisePlan, number: int, analyst: str) -> QuerySpend:
     run = number.to_bytes(16, "big")
     name = plan.query.name
     copy.admit(dataset, plan.terms(), f"query {name!r}")
     copy.register(dataset, run.hex(), "plan", analyst=analyst)
     keys = MemoryWindowKeys()
-    spend = QuerySpend(run=run, query=name, ledger=copy, dataset=dataset, keys=keys)
-    plan.pay(spend, "plan")
+    return QuerySpend(run=run, query=name, ledger=copy, dataset=dataset, keys=keys)
 
 
 def _changes(terms: Terms, plan: NoisePlan, state: str, left: Fraction) -> list[dict[str, Any]]:
