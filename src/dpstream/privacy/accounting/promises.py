@@ -176,14 +176,13 @@ def same_promise(terms: Terms, *, epsilon: Amount, delta: Amount | None) -> Term
 
 def _delta_of(terms: Terms) -> Fraction:
     """The delta that a book was opened with: the short decimal whose promise is this one."""
-    least = delta_of_terms(terms)
+    least, epsilon = delta_of_terms(terms), terms.epsilon
+    assert epsilon is not None
     for digits in range(16):
         delta = Fraction(f"{least:.{digits}e}")
-        for candidate in (
-            delta,
-            delta + Fraction(f"1e{f'{least:e}'.partition('e')[2]}") / 10**digits,
-        ):
-            if terms == terms.with_budget_of(promise(epsilon=terms.epsilon, delta=candidate)):
+        last_digit = Fraction(f"1e{math.floor(math.log10(least)) - digits}")
+        for candidate in (delta, delta + last_digit):
+            if terms == terms.with_budget_of(promise(epsilon=epsilon, delta=candidate)):
                 return candidate
     raise InvalidParameter(
         f"this book was opened by a query, for itself (delta = {least:.3g}); say which delta it is "

@@ -399,8 +399,9 @@ class Book:
         mine = [old for old in held if old.source == charge.source and old.step == charge.step]
         if not mine or not _is_older(mine[0], charge):
             return None
-        slack = {"delta_slack": charge.delta_slack, "lost_mass": charge.lost_mass}
-        known = dataclasses.replace(mine[0], **slack)
+        known = dataclasses.replace(
+            mine[0], delta_slack=charge.delta_slack, lost_mass=charge.lost_mass
+        )
         return self.with_charges(self.terms, [known if c is mine[0] else c for c in held])
 
     def missing(
