@@ -20,6 +20,7 @@ from typer.core import TyperGroup
 from dpstream.cli.ledger_plan import plan_pipeline, print_plan
 from dpstream.cli.output import AsJson, new_table, people, print_json, print_whole, wants_json
 from dpstream.errors import InvalidParameter, LedgerError
+from dpstream.privacy.accounting.curves import gdp_delta, gdp_epsilon
 from dpstream.privacy.accounting.promises import promise, rows_of, same_promise
 from dpstream.privacy.amounts import exact, show
 from dpstream.privacy.ledger.charges import Allowance, Terms, is_about_run
@@ -30,6 +31,7 @@ from dpstream.privacy.ledger.refusals import (
     promise_in_words,
     spent_and_left,
 )
+from dpstream.query.book_periods import loss_over
 from dpstream.query.windows import duration, in_words
 from dpstream.session.pipeline import load_pipeline
 
@@ -460,10 +462,29 @@ def books_with_dates(book_file: Ledger) -> list[dict[str, Any]]:
             "spent": as_epsilon(terms, terms.total - left),
             "left": as_epsilon(terms, left),
         }
+        if people := _people(book, terms):
+            book["people"] = people
         for line in book["spent_on"]:
             at = times.get((book["dataset"], line["run"], line["query"], line["purpose"]), [""])
             line["first_at"], line["last_at"] = at[0], at[-1]
     return books
+
+
+def _people(book: dict[str, Any], terms: Terms) -> list[dict[str, Any]]:
+    """What any one person has lost over a day, a week and a year, where units are of a period."""
+    if terms.period == "forever" or terms.epsilon is None or not book["spent_on"]:
+        return []
+    slack = 2 * terms.rounding_slack
+    delta = gdp_delta(mu=math.sqrt(terms.total), epsilon=terms.epsilon - slack)
+    lines = []
+    for days in (1, 7, 365):
+        loss = loss_over(book, days)
+        if loss is not None and 0 < delta < 1:
+            epsilon = gdp_epsilon(mu=math.sqrt(loss), delta=delta) if loss else 0.0
+            within = {1: "a day", 7: "7 days", 365: "365 days"}[days]
+            line = {"within": within, "mu_squared": float(loss), "epsilon": epsilon}
+            lines.append(line | {"delta": delta})
+    return lines
 
 
 def print_books(console: Console, books: list[dict[str, Any]]) -> None:
@@ -479,6 +500,12 @@ def print_books(console: Console, books: list[dict[str, Any]]) -> None:
         console.print(f"{bar} {spent_and_left(book)}", soft_wrap=True)
         if terms.measure != "epsilon":
             console.print(f"counted as {_parts(book, terms.total, left)}", soft_wrap=True)
+        if "people" in book:
+            parts = (f"{line['epsilon']:.3g} within {line['within']}" for line in book["people"])
+            console.print(
+                f"any one user, by the noise alone: at most epsilon = {', '.join(parts)}",
+                soft_wrap=True,
+            )
         for change in book.get("changes", ()):
             console.print(change, soft_wrap=True)
         if book.get("principals"):
@@ -555,18 +582,18 @@ def _spent_on(lines: list[dict[str, Any]]) -> Table:
 
 def _about_run(record: dict[str, Any]) -> tuple[str, str]:
     """What a record says of a run, and of which step."""
-    if "epoch" in record and "ended" not in record:
+    if "ended" in record:
+        return f"was ended for good by {record['who']}: {record['ended']}", ""
+    if "begun" in record:
+        return f"draws for units up to period {record['begun']}", ""
+    if "epoch" in record:
         return "was started, or goes on", ""
     if "reached" in record:
         return "has come so far", str(record["reached"])
     if "minted" in record:
         return f"has had {record['minted']} window keys; {record['final']} are erased", ""
-    if "ended" in record:
-        return f"was ended for good by {record['who']}: {record['ended']}", ""
     if "voided" in record:
         return f"had its charge given back by {record.get('who')}: {record['voided']}", ""
-    if "begun" in record:
-        return f"has begun the unit's period {record['begun']}", ""
     if "erasure" in record:
         return "had a unit erased", f"..{record['erasure'] - 1}"
     return f"was adopted by {record['who']}: {record['adopted']}", ""

@@ -31,6 +31,7 @@ from dpstream.privacy.ledger.refusals import amount_in_words, as_epsilon, promis
 from dpstream.privacy.query_spend import QuerySpend
 from dpstream.privacy.state import MemoryWindowKeys
 from dpstream.privacy.state.run_directory import is_charged
+from dpstream.query.book_periods import book_ticks
 from dpstream.query.noise_plan import NoisePlan, plan_query
 from dpstream.query.query import Query
 from dpstream.query.series_query import SeriesQuery
@@ -297,19 +298,19 @@ def _plan_users(
             try:
                 plan.pay(spend, "plan")
             except BudgetExceeded as problem:
-                room = plan.first_room(spend) if plan.query.end is None else None
-                if room is None:
+                room, ticks = plan.first_room(spend), book_ticks(terms)
+                if room is None or ticks is None or plan.query.end is not None:
                     states[name] = f"does not fit: {problem}"
                 else:  # it begins with the first period that has room, as a run would
-                    plans[name] = plan_query(plan.query.from_period(room))
+                    plans[name] = plan_query(plan.query.not_before(ticks.at(room)))
                     plans[name].pay(spend, "plan")
     after = _report(copy, dataset)
-    left = Fraction(after["left"])
+    left = Fraction(after.get("left_to_come", after["left"]))
     queries = [
         PlannedQuery(
             query=plan.query,
             analyst=pipeline.analysts.get(name, ""),
-            amount=plan.calibrated.mu_squared,
+            amount=plan.cost(terms)["mu_squared"],
             state=states[name],
             changes=[] if name in charged else _changes(terms, plan, states[name], left),
         )
@@ -320,9 +321,9 @@ def _plan_users(
     template = next(iter(plans.values())).query
 
     def room(epsilon: Fraction) -> Room:
-        plan = plan_query(replace(template, epsilon=epsilon))
-        takes = {"tail": plan.delta_slack, "drift": plan.calibrated.error.xi}
-        most = {"epsilon": left / plan.calibrated.mu_squared}
+        cost = plan_query(replace(template, epsilon=epsilon)).cost(terms)
+        takes = {"tail": cost["delta_slack"], "drift": cost["error"].xi}
+        most = {"epsilon": left / cost["mu_squared"]}
         most |= {key: rest / takes[key] for key, rest in slack.items() if takes[key]}
         first = min(most, key=lambda key: most[key])
         words = {"tail": "delta", "drift": "what floats add"}
@@ -334,7 +335,7 @@ def _plan_users(
 def _spend(copy: Ledger, dataset: str, plan: NoisePlan, number: int, analyst: str) -> QuerySpend:
     run = number.to_bytes(16, "big")
     name = plan.query.name
-    copy.admit(dataset, plan.terms(), f"query {name!r}")
+    copy.admit(dataset, plan.terms(copy.terms(dataset)), f"query {name!r}")
     copy.register(dataset, run.hex(), "plan", analyst=analyst)
     keys = MemoryWindowKeys()
     return QuerySpend(run=run, query=name, ledger=copy, dataset=dataset, keys=keys)
@@ -342,11 +343,11 @@ def _spend(copy: Ledger, dataset: str, plan: NoisePlan, number: int, analyst: st
 
 def _changes(terms: Terms, plan: NoisePlan, state: str, left: Fraction) -> list[dict[str, Any]]:
     """Half and twice the epsilon of one query, all else unchanged."""
-    amount, changes = plan.calibrated.mu_squared, []
+    amount, changes = plan.cost(terms)["mu_squared"], []
     room = left + (amount if state == "fits" else 0)
     for factor in (Fraction(1, 2), Fraction(2)):
         other = plan_query(replace(plan.query, epsilon=plan.query.epsilon * factor))
-        takes = other.calibrated.mu_squared
+        takes = other.cost(terms)["mu_squared"]
         changes.append(
             {
                 "epsilon": float(other.query.epsilon),

@@ -198,8 +198,13 @@ class Account:
         return tops + self._overlapping(step)
 
     def left(self, step: int) -> Fraction:
-        """What the window that ends at `step` may still spend; of periods, those not begun yet."""
-        return Fraction(self.total - self.loss_at(step) - self.periods.to_come().units, GRID)
+        """What the window that ends at `step` may still spend; of periods, the one with least."""
+        return Fraction(self.total - self.loss_at(step) - self.periods.worst().units, GRID)
+
+    @property
+    def left_to_come(self) -> Fraction:
+        """What units of periods that nobody has begun may still lose, in a book of users."""
+        return Fraction(self.total - self._loss_always() - self.periods.to_come().units, GRID)
 
     @property
     def most(self) -> int:
@@ -356,6 +361,7 @@ class SpentOn:
     last: int = -1
     delta_slack: Fraction = Fraction(0)
     rounding_slack: Fraction = Fraction(0)
+    own_periods: tuple[int, int] | None = None
 
     def add(self, charge: Charge) -> None:
         """Count a charge."""
@@ -367,6 +373,7 @@ class SpentOn:
         if not charge.plain:
             self.delta_slack += charge.delta_slack
             self.rounding_slack += charge.rounding_slack
+            self.own_periods = charge.own_periods
 
 
 class Book:
@@ -602,7 +609,7 @@ def report(name: str, book: Book) -> dict[str, Any]:
     account, terms = book.account, book.terms
     also: dict[str, Any] = {}
     if terms.delta_slack or terms.rounding_slack:
-        dated = account.periods.to_come()
+        dated = account.periods.worst()
         for slack, allowed, spent in (
             ("tail", terms.delta_slack, account.delta_slack + dated.delta_slack),
             ("drift", terms.rounding_slack, account.rounding_slack + dated.rounding_slack),
@@ -616,6 +623,7 @@ def report(name: str, book: Book) -> dict[str, Any]:
         "spent": str(Fraction(account.most, GRID)),
         "left": str(account.left(max(account.newest, 0))),
         "left_next_step": str(account.left(account.newest + 1)),
+        **({"left_to_come": str(account.left_to_come)} if account.periods else {}),
         **also,
         **({"provisional": True} if book.provisional else {}),
         "runs": len({key[0] for key in book.spent_on}),
@@ -630,6 +638,7 @@ def report(name: str, book: Book) -> dict[str, Any]:
                 "last_step": line.last,
             }
             | ({"tail": str(line.delta_slack), "drift": str(line.rounding_slack)} if also else {})
+            | ({} if line.own_periods is None else {"own_periods": list(line.own_periods)})
             | account.periods.of_run(run)
             for (run, query, purpose), line in sorted(book.spent_on.items(), key=itemgetter(0))
         ],

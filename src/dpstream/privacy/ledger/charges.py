@@ -194,6 +194,8 @@ class Charge:
     float noise may lose; the book counts it in `delta_slack`, times a factor of its epsilon.
     `periods`: where a user within a period is one unit, the first and the last period that pay
     (last None: it goes on); without it all periods do, for ever.
+    `own_periods`: (k, s), for reports: k of the book's periods are one of the query (0: all), and
+    rows of s of its own may share a window; None: nobody has said.
     """
 
     run: str
@@ -209,6 +211,7 @@ class Charge:
     rounding_slack: Fraction = _ZERO
     lost_mass: Fraction = _ZERO
     periods: tuple[int, int | None] | None = None
+    own_periods: tuple[int, int] | None = None
     units: int = field(init=False, repr=False, compare=False)
     """The amount in grid steps, rounded up."""
     plain: bool = field(init=False, repr=False, compare=False)
@@ -276,6 +279,7 @@ class Charge:
             "drift": str(self.rounding_slack) if self.rounding_slack else None,
             "lost": str(self.lost_mass) if self.lost_mass else None,
             "periods": self.periods,
+            "own_periods": self.own_periods,
         }
         return {
             "run": self.run,
@@ -291,7 +295,7 @@ class Charge:
         """As read."""
         bins = record.get("bins")
         first, last = record["cells"]
-        periods = record.get("periods")
+        periods, own = record.get("periods"), record.get("own_periods")
         others = ("run", "query", "purpose", "step", "repeat", "digest", "kind")
         return cls(
             cells=Cells(first=first, last=last, bins=bins and tuple((a, b) for a, b in bins)),
@@ -300,6 +304,7 @@ class Charge:
             rounding_slack=Fraction(record.get("drift", 0)),
             lost_mass=Fraction(record.get("lost", 0)),
             periods=periods and (periods[0], periods[1]),
+            own_periods=own and (own[0], own[1]),
             **{name: record[name] for name in others if name in record},
         )
 
