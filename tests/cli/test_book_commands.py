@@ -181,3 +181,17 @@ def test_a_book_must_be_named_if_there_are_several(run, write):
     assert "the book 'other' has epsilon = 4" in run(
         "ledger", "grow", "book", *grow, "--dataset", "other"
     ).out  # fmt: skip
+
+
+def test_a_series_is_asked_for_by_somebody_too(run, visits):
+    """A share of a book of steps is of every window."""
+    book = ("--ledger", "book", "--dataset", "flu")
+    terms = ("--privacy-unit", "w_event", "--window", "2", "--epsilon", "2")
+    run("ledger", "open", *book, *terms)
+    run("ledger", "allow", "book", "--analyst", "ana", "--share", "0.5", "--because", "agreed")
+    release = ("release", str(visits), "--mechanism", "sample", "--window", "2", *book)
+    assert "'eve' is none of them" in run(*release, "--epsilon", "1", "--who", "eve").err
+    assert run(*release, "--epsilon", "1", "--who", "ana").code == 0
+    assert "the share of 'ana', 0.5 of the book" in run(
+        *release, "--epsilon", "0.1", "--who", "ana"
+    ).err  # fmt: skip

@@ -258,7 +258,8 @@ def allow(
     From the first one on the book takes new queries from those that it names alone. Names that
     `--who` or a pipeline file gives are bookkeeping: whoever can write the ledger can give any.
     """
-    allowed = Allowance(share=exact(share, "--share"), largest=largest and exact(largest))
+    most = None if largest is None else exact(largest, "--largest")
+    allowed = Allowance(share=exact(share, "--share"), largest=most)
     with closing(Ledger(_one_ledger(place))) as book_file:
         name, _ = _one_book(book_file, dataset)
         book_file.allow(name, analyst, allowed, because=because, who=who or getpass.getuser())

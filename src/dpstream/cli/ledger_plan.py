@@ -298,11 +298,11 @@ def _plan_users(
             try:
                 plan.pay(spend, "plan")
             except BudgetExceeded as problem:
-                room, ticks = plan.first_room(spend), book_ticks(terms)
-                if room is None or ticks is None or plan.query.end is not None:
+                first, ticks = plan.first_room(spend), book_ticks(terms)
+                if first is None or ticks is None or plan.query.end is not None:
                     states[name] = f"does not fit: {problem}"
                 else:  # it begins with the first period that has room, as a run would
-                    plans[name] = plan_query(plan.query.not_before(ticks.at(room)))
+                    plans[name] = plan_query(plan.query.not_before(ticks.at(first)))
                     plans[name].pay(spend, "plan")
     after = _report(copy, dataset)
     left = Fraction(after.get("left_to_come", after["left"]))

@@ -145,11 +145,19 @@ def _report_for_ever(runs: Runs, over: threading.Event) -> None:
             return
 
 
+def _tell_opened_books() -> None:
+    """Say on standard error that a book is opened, and with what."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("note: %(message)s"))
+    log = logging.getLogger("dpstream.ledger")
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+
+
 def main(args: Sequence[str]) -> int:
     """Run the pipeline of a file, on an engine; "strict": only if every query can begin."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server
-    logging.basicConfig(format="note: %(message)s")
-    logging.getLogger("dpstream.ledger").setLevel(logging.INFO)  # a book that is opened is told
+    _tell_opened_books()
     over, stop = threading.Event(), threading.Event()
     known: list[Runs] = []
     threads: list[threading.Thread] = []

@@ -96,7 +96,7 @@ def refuse_stranger(dataset: str, book: Book, analyst: str, path: Path | None) -
     if book.principals and analyst not in book.principals:
         who = f"{analyst!r} is none of them" if analyst else "nobody is said to ask for this run"
         raise BudgetExceeded(
-            f"{book_in_words(dataset, path)} may be charged by {_listed(book.principals)}, and "
+            f"{book_in_words(dataset, path)}: it may be charged by {_listed(book.principals)}, and "
             f"{who}; say who asks (--who NAME, or analyst = 'NAME' with the query in the pipeline "
             f"file), or {_allow(dataset, path, analyst or 'NAME')} --share ..."
         )
