@@ -79,8 +79,7 @@ def same_rows(query: Query, book: Terms) -> bool:
 def book_share(query: Query, book: Terms) -> BookShare:
     """What one unit of the book moves of a query over the same users; others are refused."""
     if query.period_in_words == book.period:
-        own = (1, periods_in_a_window(query))
-        return BookShare(periods=replace(query.paid_periods, own=own))
+        return BookShare(periods=_with_own(query.paid_periods, 1, periods_in_a_window(query)))
     if query.strategy != "latched":
         raise LedgerError(_refusal(query, book, f"strategy {query.strategy!r} is not counted so"))
     mine, theirs = query.periods, book_ticks(book)
@@ -130,12 +129,11 @@ def _finer(query: Query, book: Terms, theirs: Ticks | None) -> BookShare:
         )
     squared, windows = together * number, periods_in_a_window(query)
     periods = ALL_PERIODS if theirs is None else _paid(query, theirs, theirs)
-    own = (1, -(-windows // number))
     return BookShare(
         squared=squared,
         squared_signed=squared,
         groups=number,
-        periods=replace(periods, own=own),
+        periods=_with_own(periods, 1, -(-windows // number)),
     )
 
 
@@ -144,10 +142,14 @@ def _coarser(query: Query, book: Terms, theirs: Ticks | None) -> BookShare:
     assert theirs is not None
     times = rows_of(query.privacy_unit_column, time=f"{query.time_column}{query.counted_from}")
     paid = _paid(query, theirs, query.periods) if book.change == times else ALL_PERIODS
-    own = (0, 1)
-    if query.periods is not None:
-        own = (query.periods.size // theirs.size, periods_in_a_window(query))
-    return BookShare(squared=2, squared_signed=4, groups=2, periods=replace(paid, own=own))
+    size = 0 if query.periods is None else query.periods.size // theirs.size
+    paid = _with_own(paid, size, periods_in_a_window(query))
+    return BookShare(squared=2, squared_signed=4, groups=2, periods=paid)
+
+
+def _with_own(paid: PaidPeriods, size: int, together: int) -> PaidPeriods:
+    """Say how the query's own periods lie in those of the book, where it is not one by one."""
+    return paid if (size, together) == (1, 1) else replace(paid, own=(size, together))
 
 
 def _paid(query: Query, theirs: Ticks, whole: Ticks | None) -> PaidPeriods:
@@ -231,7 +233,8 @@ class _Span:
     @classmethod
     def of(cls, line: dict[str, Any]) -> _Span:
         """As reported; an empty range is a run that was ended before it began."""
-        periods, own = line.get("periods", [-_FAR, None]), line.get("own_periods")
+        periods = line.get("periods", [-_FAR, None])
+        own = line.get("own_periods", [1, 1] if "periods" in line else None)
         first, last = periods or (1, 0)
         return cls(
             first=first,

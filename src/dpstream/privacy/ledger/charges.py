@@ -195,7 +195,7 @@ class Charge:
     `periods`: where a user within a period is one unit, the first and the last period that pay
     (last None: it goes on); without it all periods do, for ever.
     `own_periods`: (k, s), for reports: k of the book's periods are one of the query (0: all), and
-    rows of s of its own may share a window; None: nobody has said.
+    rows of s of its own may share a window; None: (1, 1), and unknown without `periods`.
     """
 
     run: str
