@@ -23,7 +23,7 @@ from dpstream.errors import InvalidParameter, LedgerError
 from dpstream.privacy.accounting.curves import gdp_delta, gdp_epsilon
 from dpstream.privacy.accounting.promises import promise, rows_of, same_promise
 from dpstream.privacy.amounts import exact, show
-from dpstream.privacy.ledger.charges import Allowance, Terms, is_about_run
+from dpstream.privacy.ledger.charges import Terms, is_about_run
 from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.ledger.refusals import (
     amount_in_words,
@@ -258,11 +258,10 @@ def allow(
     From the first one on the book takes new queries from those that it names alone. Names that
     `--who` or a pipeline file gives are bookkeeping: whoever can write the ledger can give any.
     """
-    most = None if largest is None else exact(largest, "--largest")
-    allowed = Allowance(share=exact(share, "--share"), largest=most)
     with closing(Ledger(_one_ledger(place))) as book_file:
         name, _ = _one_book(book_file, dataset)
-        book_file.allow(name, analyst, allowed, because=because, who=who or getpass.getuser())
+        said = {"because": because, "who": who or getpass.getuser()}
+        book_file.allow(name, analyst, share=share, largest=largest, **said)
         books = _books_of(book_file, name)
     if wants_json():
         print_json(books)

@@ -231,6 +231,8 @@ def _with_epsilon(query: AnyQuery, epsilon: Fraction | None) -> AnyQuery:
         return query
     if isinstance(query, Query):
         return replace(query, epsilon=epsilon)
+    if not hasattr(query.mechanism, "epsilon"):
+        raise InvalidParameter(f"--set: the mechanism of {query.name!r} has no epsilon")
     return replace(query, mechanism=replace(query.mechanism, epsilon=epsilon))  # type: ignore[type-var]
 
 

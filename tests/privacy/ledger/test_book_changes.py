@@ -338,7 +338,7 @@ def test_a_process_that_has_charged_and_not_begun_is_refused_at_its_first_step(t
 
 
 def allow(ledger, analyst="ana", because="agreed", **more):
-    ledger.allow("clicks", analyst, Allowance(**more), because=because, who="op")
+    ledger.allow("clicks", analyst, because=because, who="op", **more)
 
 
 def asked(ledger, run, analyst, amount="1/100", **more):
@@ -417,7 +417,7 @@ def test_a_share_of_a_book_of_steps_is_of_every_window():
     """Steps leave the share as they leave the window."""
     ledger = Ledger()
     ledger.open("flu", Terms(unit="w_event", window=3, total=4))
-    ledger.allow("flu", "ana", Allowance(share=Fraction(1, 4)), because="x", who="op")
+    ledger.allow("flu", "ana", share="1/4", because="x", who="op")
     ledger.register("flu", "r", "print", analyst="ana")
 
     def step(number):
@@ -426,7 +426,7 @@ def test_a_share_of_a_book_of_steps_is_of_every_window():
                              amount=Fraction(1, 3), cells=at, digest=str(number)), str)  # fmt: skip
 
     assert all(step(number) for number in range(20))
-    ledger.allow("flu", "ana", Allowance(share=Fraction(1, 6)), because="less", who="op")
+    ledger.allow("flu", "ana", share="1/6", because="less", who="op")
     with pytest.raises(BudgetExceeded, match="share of 'ana'"):
         step(20)
 

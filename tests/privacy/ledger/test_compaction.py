@@ -20,7 +20,7 @@ from benchmarks.recovery_child import killer, watched
 from dpstream.errors import DpstreamError, InvalidParameter, LedgerError, NoiseReuse
 from dpstream.privacy.ledger import compaction
 from dpstream.privacy.ledger import ledger as ledgers
-from dpstream.privacy.ledger.charges import Allowance, Cells, Charge, Terms
+from dpstream.privacy.ledger.charges import Cells, Charge, Terms
 from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.state import journal
 from tests.support.processes import exit_status, run_in_fork, start_fork
@@ -120,7 +120,7 @@ def write_history(path, steps=STEPS, seed=1):
             ledger.end(run[:-2], run, because="its state is lost", who="me")
         ledger.register("users", "unbegun", "print", analyst="ana", kept=True)
         ledger.charge("users", charge("unbegun", 0, 3), lambda step: digest("unbegun", step))
-        ledger.allow("users", "ana", Allowance(share="1/2"), because="agreed", who="me")
+        ledger.allow("users", "ana", share="1/2", because="agreed", who="me")
         ledger.void("users", "unbegun", because="the wrong query", who="me")
         more = replace(BOOKS["events"], total=Fraction(21))
         ledger.grow("events", more, because="agreed", who="me")

@@ -32,7 +32,7 @@ from dpstream.errors import (
     NoiseReuse,
     StateError,
 )
-from dpstream.privacy.amounts import GRID
+from dpstream.privacy.amounts import GRID, Amount, exact
 from dpstream.privacy.ledger.balance import Book, DigestAt, report
 from dpstream.privacy.ledger.charges import (
     Allowance,
@@ -177,13 +177,22 @@ class Ledger:
             return True
 
     def allow(
-        self, dataset: str, analyst: str, allowed: Allowance, *, because: str, who: str
+        self,
+        dataset: str,
+        analyst: str,
+        *,
+        share: Amount = 1,
+        largest: Amount | None = None,
+        because: str,
+        who: str,
     ) -> None:
-        """Name an analyst who may charge a book, with a share of it and a largest query.
+        """Name an analyst who may charge a book, with a share of it and a largest query (epsilon).
 
         From the first one on the book takes new runs only from those it names.
         """
         _refuse_no_reason("an allowance", because)
+        most = None if largest is None else exact(largest, "largest")
+        allowed = Allowance(share=exact(share, "share"), largest=most)
         if not analyst.strip():
             raise InvalidParameter("an analyst needs a name")
         with self._locked():
