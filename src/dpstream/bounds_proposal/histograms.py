@@ -235,7 +235,7 @@ def histogram_query(reading: Query, *, facts: int, epsilon: Any, delta: Any) -> 
 
 
 def noisy_histograms(
-    facts: UnitFacts, asked: Query, *, ledger: Any, dataset: str, analyst: str
+    facts: UnitFacts, asked: Query, *, ledger: Any, dataset: str, analyst: str = ""
 ) -> Histograms:
     """Charge the question to the dataset's book, then draw.
 
