@@ -86,7 +86,7 @@ class Account:
         self.total = floor_units(terms.total)
         self.peak = 0
         self.delta_slack, self.rounding_slack = Fraction(0), Fraction(0)
-        self.periods = PeriodLosses()
+        self._periods: PeriodLosses | None = None  # of charges and runs that name any
         self._steps: dict[int, StepLoss] = {}
         self._intervals: dict[Key, Span] = {}
         self._live: dict[Key, Span] = {}  # those that a window ending now or later can meet
@@ -99,7 +99,20 @@ class Account:
             raise LedgerError("only a book of users has charges that name periods")
         if charge.periods is not None:
             return self._loss_always() + self.periods.worst(charge.periods).units + charge.units
-        return self._loss_of_steps(charge) + self.periods.worst().units
+        lost = self._loss_of_steps(charge)
+        return lost + self._periods.worst().units if self._periods else lost
+
+    @property
+    def periods(self) -> PeriodLosses:
+        """What periods have lost, by the charges that name them."""
+        if self._periods is None:
+            self._periods = PeriodLosses()
+        return self._periods
+
+    @property
+    def has_periods(self) -> bool:
+        """Has any charge named periods?"""
+        return bool(self._periods)
 
     def _loss_always(self) -> int:
         """What every unit of a book of users has lost, whatever its period."""
@@ -170,7 +183,7 @@ class Account:
     def newest_loss_with(self, charge: Charge) -> int | None:
         """`loss_with` of a plain charge to the newest step or a later one; None: it is older."""
         first = charge.step
-        if first < self._end or first < self.since or self.periods:
+        if first < self._end or first < self.since or self._periods:
             return None
         return self._sum_at(first) + (self._overlapping(first) if self._live else 0) + charge.units
 
@@ -199,7 +212,8 @@ class Account:
 
     def left(self, step: int) -> Fraction:
         """What the window that ends at `step` may still spend; of periods, the one with least."""
-        return Fraction(self.total - self.loss_at(step) - self.periods.worst().units, GRID)
+        lost = self.loss_at(step) + (self._periods.worst().units if self._periods else 0)
+        return Fraction(self.total - lost, GRID)
 
     @property
     def left_to_come(self) -> Fraction:
@@ -209,7 +223,7 @@ class Account:
     @property
     def most(self) -> int:
         """The most that any unit has lost, in grid units."""
-        if not self.periods:
+        if not self.has_periods:
             return self.peak
         return self._loss_always() + self.periods.worst().units
 
@@ -623,7 +637,7 @@ def report(name: str, book: Book) -> dict[str, Any]:
         "spent": str(Fraction(account.most, GRID)),
         "left": str(account.left(max(account.newest, 0))),
         "left_next_step": str(account.left(account.newest + 1)),
-        **({"left_to_come": str(account.left_to_come)} if account.periods else {}),
+        **({"left_to_come": str(account.left_to_come)} if account.has_periods else {}),
         **also,
         **({"provisional": True} if book.provisional else {}),
         "runs": len({key[0] for key in book.spent_on}),

@@ -721,7 +721,7 @@ class Ledger:
 
     def _refuse_ended(self, run: str) -> None:
         known = self._runs.get(run)
-        if known is not None and known.ended is not None:  # every charge asks
+        if known is not None and known.ended is not None:
             refuse_ended(run, known)
 
     def _refuse_overtaken(self, run: str, epoch: str) -> None:
