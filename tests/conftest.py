@@ -5,6 +5,7 @@ it is skipped and the end of the run lists what was left out; with DPSTREAM_REQU
 whatever its reason, is a failure.
 """
 
+import gc
 import importlib.util
 import os
 import shutil
@@ -26,6 +27,15 @@ KAFKA_JARS = ROOT / ".cache" / "spark-kafka"
 
 os.environ.setdefault("NUMBA_CACHE_DIR", str(ROOT / ".cache" / "numba"))
 os.environ.setdefault("MPLBACKEND", "agg")
+
+gc.set_threshold(50_000)  # collecting the tests makes many objects, and no garbage
+
+IN_MEMORY = Path("/dev/shm")
+"""Where temporary folders of tests are, if there is room: a kill loses nothing there either, and
+the thousands of fsyncs of the suite take no time."""
+_ROOM = 4 << 30
+if os.access(IN_MEMORY, os.W_OK) and shutil.disk_usage(IN_MEMORY).free > _ROOM:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(IN_MEMORY))
 
 settings.register_profile("ci", derandomize=True, deadline=None, database=None)
 settings.load_profile("ci")
@@ -108,6 +118,22 @@ def _package_index() -> str | None:
     return "pip reaches no package index" if done.returncode else None
 
 
+def _deploy() -> str | None:
+    """What checks the files of deploy/ without building anything."""
+    if not (ROOT / ".cache" / "deploy" / "bin" / "promtool").exists():
+        return "no promtool; fetch it with .ci/deploy"
+    return _program("systemd-analyze")
+
+
+def _deploy_all() -> str | None:
+    """What builds and runs the image, and renders and validates the chart."""
+    tools = ROOT / ".cache" / "deploy"
+    if not ((tools / "bin" / "helm").exists() and (tools / "venv").exists()):
+        return "no helm or kubernetes-validate; fetch them with .ci/deploy --all"
+    needed = ("mmdebstrap", "buildah", "podman", "runc")
+    return next((reason for name in needed if (reason := _program(name))), None)
+
+
 # Marker -> probe; a probe returns None when the component is there, otherwise why it is not.
 COMPONENTS: dict[str, Callable[[], str | None]] = {
     "spark": lambda: _module("pyspark") or _program("java"),
@@ -116,6 +142,8 @@ COMPONENTS: dict[str, Callable[[], str | None]] = {
     "browser": _browser,
     "bench": _bench_peers,
     "serve": _schemathesis,
+    "deploy": _deploy,
+    "deploy_all": _deploy_all,  # collected by `make deploy-long` alone
     "audit": lambda: None,  # needs nothing but time
     "package": lambda: _module("hatchling") or _package_index(),
 }
@@ -196,6 +224,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Longest files first; those that wait between those that compute."""
     rank = {ROOT / name: number for number, name in enumerate(LONGEST)}
     items.sort(key=lambda item: rank.get(item.path, len(rank)))
+
+
+def pytest_collection_finish() -> None:
+    """Modules and tests stay to the end: the garbage collector need not look at them again."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    """Libraries that count what they leak at the exit find nothing."""
+    gc.unfreeze()
 
 
 def pytest_configure(config: pytest.Config) -> None:

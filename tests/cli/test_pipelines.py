@@ -137,7 +137,9 @@ def test_a_live_example_shows_something_at_once(run, folder):
         feed.wait()
 
     assert "home" in {row["page"] for row in pages}
-    assert json.loads(err.splitlines()[0])["note"].startswith("created the secret")
+    told = [json.loads(line)["note"] for line in err.splitlines()[:2]]
+    assert told[0].startswith("opened the book 'clicks' (in live/clicks.ledger) with epsilon = 2")
+    assert told[1].startswith("created the secret")
     assert process.returncode == 130
 
 
@@ -193,7 +195,7 @@ def test_a_unit_is_erased_on_request(run, folder, example):
 
 def test_an_interrupt_stops_in_order_and_the_next_run_goes_on(run, folder, example):
     """Exit code 130, a line how to go on; afterwards every trigger was published once."""
-    minutes = EXAMPLE.replace("INTERVAL '1' HOUR", "INTERVAL '5' MINUTE")
+    minutes = EXAMPLE.replace("INTERVAL '1' HOUR", "INTERVAL '10' MINUTE")
     example.write_text(minutes.replace('"out/", "out.sqlite"', '"out/"'))
     process = child("run", "pipeline.toml")
     first = process.stdout.readline()
@@ -204,13 +206,13 @@ def test_an_interrupt_stops_in_order_and_the_next_run_goes_on(run, folder, examp
     assert process.returncode == 130
     assert "stopping at the next occasion; once more to leave at once" in told
     assert "not finished; go on with: dpstream run pipeline.toml" in told
-    assert 0 < len(before) < 288
+    assert 0 < len(before) < 144
     again = run("run", "pipeline.toml")
     assert again.code == 0
     assert "for 'pages'" not in again.err
     after = [line for line in again.out.splitlines() if line.startswith("pages, ")]
-    assert len(before) + len(after) == 288
-    assert len(list((folder / "out").glob("pages-*.parquet"))) == 288
+    assert len(before) + len(after) == 144
+    assert len(list((folder / "out").glob("pages-*.parquet"))) == 144
 
 
 def test_a_second_signal_leaves_at_once():
@@ -240,7 +242,8 @@ def test_a_live_pipeline_runs_until_it_is_told_to_stop(run, folder):
     assert (summary["finished"], summary["queries"]["now"]["triggers"]) == (False, None)
     told = [json.loads(line)["note"] for line in err.splitlines()]
     assert "'visitors' counts one row of each 'user' and group" in told[0]
-    assert told[1].startswith("created the secret")
+    assert told[1].startswith("opened the book 'clicks'")
+    assert told[2].startswith("created the secret")
     once = run("run", "p.toml", "--once", "--json")
     assert once.code == 0
     assert json.loads(once.out.splitlines()[-1])["new_charges"] == 0
@@ -344,7 +347,8 @@ def test_another_promise_for_the_same_book_is_refused(run, example):
     done = run("run", "pipeline.toml")
 
     assert done.code == 4
-    assert "pipeline.toml, [budget]: the book of dataset 'clicks' promises" in done.err
+    assert "pipeline.toml, [budget] says epsilon = 8" in done.err
+    assert "dpstream ledger grow clicks.ledger --dataset clicks --epsilon 8" in done.err
 
 
 def test_a_lost_secret_is_not_replaced(run, folder, example):

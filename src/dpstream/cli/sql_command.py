@@ -15,6 +15,8 @@ from typer import Argument, Option
 from dpstream.cli.command_options import (
     Asker,
     BudgetOption,
+    LogFormat,
+    LogLevel,
     Payer,
     SecretFile,
     SharedLedger,
@@ -23,8 +25,8 @@ from dpstream.cli.command_options import (
     read_settings,
     tell_storage,
 )
-from dpstream.cli.output import INTERRUPTED, AsJson, note, print_json
-from dpstream.cli.releases import about, show
+from dpstream.cli.output import INTERRUPTED, AsJson, note, print_json, use_log
+from dpstream.cli.print_releases import about, show
 from dpstream.cli.watch import (
     Books,
     Stopper,
@@ -153,9 +155,12 @@ def sql(
     dataset: Payer = "stream",
     who: Asker = "",
     take_over: TakeOver = False,
+    log_format: LogFormat = None,
+    log_level: LogLevel = None,
     as_json: AsJson = False,
 ) -> None:
     """Publish a query's releases under differential privacy."""
+    use_log(log_format, log_level)
     compiled = compile_text(text, name, settings or [])
     query = compiled.query
     given = _source(compiled, sources)
