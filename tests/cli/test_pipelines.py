@@ -137,7 +137,9 @@ def test_a_live_example_shows_something_at_once(run, folder):
         feed.wait()
 
     assert "home" in {row["page"] for row in pages}
-    assert json.loads(err.splitlines()[0])["note"].startswith("created the secret")
+    told = [json.loads(line)["note"] for line in err.splitlines()[:2]]
+    assert told[0].startswith("opened the book 'clicks' (in live/clicks.ledger) with epsilon = 2")
+    assert told[1].startswith("created the secret")
     assert process.returncode == 130
 
 
@@ -240,7 +242,8 @@ def test_a_live_pipeline_runs_until_it_is_told_to_stop(run, folder):
     assert (summary["finished"], summary["queries"]["now"]["triggers"]) == (False, None)
     told = [json.loads(line)["note"] for line in err.splitlines()]
     assert "'visitors' counts one row of each 'user' and group" in told[0]
-    assert told[1].startswith("created the secret")
+    assert told[1].startswith("opened the book 'clicks'")
+    assert told[2].startswith("created the secret")
     once = run("run", "p.toml", "--once", "--json")
     assert once.code == 0
     assert json.loads(once.out.splitlines()[-1])["new_charges"] == 0
@@ -344,7 +347,8 @@ def test_another_promise_for_the_same_book_is_refused(run, example):
     done = run("run", "pipeline.toml")
 
     assert done.code == 4
-    assert "pipeline.toml, [budget]: the book of dataset 'clicks' promises" in done.err
+    assert "pipeline.toml, [budget] says epsilon = 8" in done.err
+    assert "dpstream ledger grow clicks.ledger --dataset clicks --epsilon 8" in done.err
 
 
 def test_a_lost_secret_is_not_replaced(run, folder, example):

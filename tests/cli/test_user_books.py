@@ -87,10 +87,8 @@ def test_a_pipeline_file_stands_for_its_ledgers(run, folder):
     assert len(run("ledger", "clicks.ledger", "--json").json) == 2
     assert "other" not in run("ledger", "history", "pipeline.toml").out
     typo = run("ledger", "histroy")
-    assert (
-        "there is no ledger at histroy (the commands are show, open, history and repair)"
-        in typo.err
-    )
+    commands = "show, open, plan, grow, allow, void, history and repair"
+    assert f"there is no ledger at histroy (the commands are {commands})" in typo.err
 
 
 DAILY = """

@@ -27,6 +27,12 @@ SharedLedger = Annotated[
     BudgetOption(envvar="DPSTREAM_LEDGER", help="Ledger file that others share."),
 ]
 Payer = Annotated[str, BudgetOption(help="Whose book in the ledger pays.")]
+Asker = Annotated[
+    str,
+    BudgetOption(
+        "--who", help="The analyst who asks, where the book gives shares; a note, not a lock."
+    ),
+]
 TakeOver = Annotated[
     bool,
     BudgetOption(

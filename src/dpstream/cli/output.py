@@ -160,7 +160,8 @@ class _Notes(logging.Handler):
 def logs_as_notes() -> Iterator[None]:
     """Warnings of every log of this process are notes, unless log lines are asked for."""
     log, compiled, handler = logging.getLogger(), logging.getLogger("dpstream.compiled"), _Notes()
-    before = compiled.level
+    ledgers, before = logging.getLogger("dpstream.ledger"), compiled.level
+    ledgers.setLevel(logging.INFO)  # whatever opens a book says so
     if not _as_json and sys.stderr.isatty():  # somebody waits
         compiled.setLevel(logging.INFO)
     log.addHandler(handler)
@@ -170,6 +171,7 @@ def logs_as_notes() -> Iterator[None]:
     finally:
         log.removeHandler(handler)
         compiled.setLevel(before)
+        ledgers.setLevel(logging.NOTSET)
 
 
 _open = ExitStack()

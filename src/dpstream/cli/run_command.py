@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from typer import Argument, Option
 
-from dpstream.cli.command_options import Anyway, LogFormat, LogLevel, TakeOver, TokenFile
+from dpstream.cli.command_options import Anyway, Asker, LogFormat, LogLevel, TakeOver, TokenFile
 from dpstream.cli.output import INTERRUPTED, note, use_log, wants_json
 from dpstream.cli.print_releases import about, as_json, in_words, show
 from dpstream.cli.watch import (
@@ -61,6 +61,7 @@ def run(
         str | None,
         Option("--engine", help="embedded (this process) or spark; default: the file's."),
     ] = None,
+    who: Asker = "",
     take_over: TakeOver = False,
     metrics: Annotated[
         str | None,
@@ -88,7 +89,7 @@ def run(
     """Run a pipeline's queries; started again, they go on where they stopped."""
     use_log(log_format, log_level)
     place = None if metrics is None else metrics_address(metrics)
-    pipeline = with_engine(load_pipeline(path), engine)
+    pipeline = with_engine(load_pipeline(path), engine).asked_by(who)
     if erase_unit is not None:
         _erase_unit(pipeline, erase_unit)
         return

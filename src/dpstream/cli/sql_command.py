@@ -14,6 +14,7 @@ from typer import Argument, Option
 
 from dpstream.cli.command_options import (
     Anyway,
+    Asker,
     BudgetOption,
     LogFormat,
     LogLevel,
@@ -153,6 +154,7 @@ def sql(
     secret: SecretFile = None,
     ledger: SharedLedger = None,
     dataset: Payer = "stream",
+    who: Asker = "",
     take_over: TakeOver = False,
     log_format: LogFormat = None,
     log_level: LogLevel = None,
@@ -187,6 +189,7 @@ def sql(
         secret=secret,
         ledger=book if isinstance(book, Ledger) else ledger,
         dataset=dataset,
+        analyst=who,
         clock=stopper,
         anyway=anyway,
         take_over=take_over,

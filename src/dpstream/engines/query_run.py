@@ -90,6 +90,8 @@ class EngineOptions:
     overdue_at_once: int = 1000
     """Overdue triggers of a live run (after a stop, or a clock that went ahead) that are published
     one after another; then it pauses for a second."""
+    analyst: str = ""
+    """Who asks: a book that names analysts counts it as theirs, and takes no new run of others."""
     run_id: bytes | None = None
     """For tests alone: runs that share it and their secret share their noise."""
 
@@ -474,7 +476,10 @@ class QueryRun(Run):
             storage.ledger.end(self.dataset, run, because=because, who=self.beginning.who)
         facts = canonical(("query", sorted(self._facts().items()), self.dataset))
         fingerprint = storage.secret.fingerprint(storage.run, facts)
-        storage.ledger.register(self.dataset, storage.run.hex(), fingerprint)
+        kept = storage.directory is not None
+        storage.ledger.register(
+            self.dataset, storage.run.hex(), fingerprint, analyst=self.options.analyst, kept=kept
+        )
         spend = QuerySpend(
             run=storage.run,
             query=self.query.name,

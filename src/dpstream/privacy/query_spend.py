@@ -23,7 +23,6 @@ import numpy as np
 from dpstream.errors import InvalidParameter, NoiseReuse, StateError
 from dpstream.privacy import noise
 from dpstream.privacy.accounting.accountant import FloatError
-from dpstream.privacy.accounting.promises import with_lost_mass
 from dpstream.privacy.ledger.charges import Cells, Charge, Terms
 from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.state.journal import this_process
@@ -73,7 +72,7 @@ class QuerySpend:
     ) -> None:
         self._run, self._query = run, query
         self._ledger, self._dataset, self._keys = ledger, dataset, keys
-        self._terms = _users_book(ledger, dataset)
+        _users_book(ledger, dataset)  # another one is refused
         self._digest: bytes | None = None  # of the plan, once paid for
         self._periods = ALL_PERIODS
         self._begun: int | None = None
@@ -83,8 +82,8 @@ class QuerySpend:
 
     @property
     def book(self) -> Terms:
-        """The terms of the book that is charged."""
-        return self._terms
+        """The terms of the book that is charged; its budget may change."""
+        return _users_book(self._ledger, self._dataset)
 
     def pay(
         self,
@@ -140,8 +139,9 @@ class QuerySpend:
             amount=mu_squared,
             cells=Cells(first=0, last=0),
             digest=digest,
-            delta_slack=with_lost_mass(self._terms, delta_slack=delta_slack, error=error),
+            delta_slack=delta_slack,
             rounding_slack=error.xi,
+            lost_mass=error.tau,
             periods=None if periods.first is None else (periods.first, periods.last),
             own_periods=periods.own,
         )

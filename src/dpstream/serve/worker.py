@@ -126,6 +126,17 @@ def _report_for_ever(runs: Runs, over: threading.Event) -> None:
             return
 
 
+def _tell_opened_books() -> None:
+    """Say on standard error that a book is opened, and with what, unless log lines do."""
+    if FORMAT in os.environ or LEVEL in os.environ:
+        return
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("note: %(message)s"))
+    log = logging.getLogger("dpstream.ledger")
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+
+
 def main(args: Sequence[str]) -> int:
     """Run the pipeline of a file, on an engine; "strict", "anyway": as `publish` takes them."""
     with log_to_stderr(os.environ.get(FORMAT), os.environ.get(LEVEL)):
@@ -134,6 +145,7 @@ def main(args: Sequence[str]) -> int:
 
 def _run(args: Sequence[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server
+    _tell_opened_books()
     over, stop = threading.Event(), threading.Event()
     known: list[Runs] = []
     threads: list[threading.Thread] = []

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import getpass
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
@@ -41,17 +41,20 @@ def refuse_early(
     now: int,
     terms: Terms | None = None,
     take_over: bool = False,
+    analysts: Mapping[str, str] | None = None,
 ) -> dict[str, Beginning]:
     """Refuse queries that do not fit into the book together; where others begin, by their name.
 
     `queries` come with their state directories: a run that was charged is not charged again. They
     are charged to a copy of the book; the book itself still decides when they begin. A book that is
-    not open yet would be opened with `terms`, or by the first of them, for it alone. `take_over`:
-    earlier runs of the same queries are to be ended.
+    not open yet would be opened with `terms`, or by the first of them, for it alone; one whose
+    budget is provisional decides when they begin. `take_over`: earlier runs of the same queries are
+    to be ended.
+    `analysts`: who asks for each query, by its name.
     """
     book = next((each for each in ledger.report() if each["dataset"] == dataset), None)
     path, known = ledger.path, ledger.known
-    if book is None and terms is None and len(queries) < 2:
+    if (book is None and terms is None and len(queries) < 2) or (book and "provisional" in book):
         return {}
     if book is None:
         ledger, first = Ledger(), queries[0][0].starting(now)
@@ -63,7 +66,9 @@ def refuse_early(
     series = [query for query, _ in new if isinstance(query, SeriesQuery)]
     which, begun = book_in_words(dataset, path), {}
     if book["terms"]["measure"] == "mu_squared":
-        rehearsal = _Rehearsal(copy=ledger.rehearsal(), which=which, book=book, now=now)
+        rehearsal = _Rehearsal(
+            copy=ledger.rehearsal(), which=which, book=book, now=now, analysts=analysts or {}
+        )
         for query, folder in new:
             if isinstance(query, Query):
                 begun[query.name] = rehearsal.begin(query, folder, take_over=take_over)
@@ -91,6 +96,7 @@ class _Rehearsal:
     which: str
     book: dict[str, Any]
     now: int
+    analysts: Mapping[str, str]
 
     @property
     def terms(self) -> Terms:
@@ -123,11 +129,13 @@ class _Rehearsal:
     def _pay(self, query: Query) -> None:
         plan = plan_query(query)
         self.copy.admit(self.book["dataset"], plan.terms(self.terms), f"query {query.name!r}")
-        plan.pay(self._spend(query), "copy")
+        run, analyst = mint_run_id(), self.analysts.get(query.name, "")
+        self.copy.register(self.book["dataset"], run.hex(), "copy", analyst=analyst)
+        plan.pay(self._spend(query, run), "copy")
 
-    def _spend(self, query: Query) -> QuerySpend:
+    def _spend(self, query: Query, run: bytes | None = None) -> QuerySpend:
         return QuerySpend(
-            run=mint_run_id(),
+            run=run or mint_run_id(),
             query=query.name,
             ledger=self.copy,
             dataset=self.book["dataset"],
@@ -210,7 +218,7 @@ def _short_of(query: Query, asked: Fraction, book: dict[str, Any], problem: str)
         f"it asks for epsilon = {show(query.epsilon)}, delta = {show(query.delta)}, and of the "
         f"book's {amount_in_words(terms, terms.total)} only "
         f"{amount_in_words(terms, left).partition(' = ')[2]} is left; lower its epsilon, or agree "
-        "on a larger book"
+        "on a larger book (dpstream ledger grow)"
     )
 
 

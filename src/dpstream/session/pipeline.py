@@ -63,7 +63,7 @@ _KEYS: dict[str, dict[str, tuple[type, ...]]] = {
     "sink": {"to": _TEXTS},
     "engine": {"name": _TEXT, "master": _TEXT, "buckets": (int,), "state_location": _TEXT},
     "retention": {"backups": _TEXT},
-    "query": {"name": _TEXT, "sql": _TEXT, "file": _TEXT, "anyway": (bool,)},
+    "query": {"name": _TEXT, "sql": _TEXT, "file": _TEXT, "anyway": (bool,), "analyst": _TEXT},
 }
 _REQUIRED = {
     "source": ("path",),
@@ -120,6 +120,12 @@ class Pipeline:
     """Queries that begin though none of the first rows can be used."""
     backups: timedelta = BACKUPS
     """For how long a backup of the state may be put back."""
+    analysts: Mapping[str, str] = field(default_factory=dict)
+    """Who asks for a query, by its name, where that is said."""
+
+    def asked_by(self, who: str) -> Pipeline:
+        """The same pipeline; queries that name no analyst are asked for by `who`."""
+        return replace(self, analysts={q.name: who for q in self.queries} | dict(self.analysts))
 
     @property
     def folders(self) -> dict[str, Path]:
@@ -171,6 +177,7 @@ def load_pipeline(path: str | Path) -> Pipeline:
         pushed=_pushed(compiled, of_query, feeds, folder),
         remarks=tuple(words for one in compiled for words in remarks(one)),
         anyway=frozenset(table["name"] for table in tables["query"] if table.get("anyway")),
+        analysts={one["name"]: one["analyst"] for one in tables["query"] if "analyst" in one},
         backups=timedelta(microseconds=duration(backups, f"{path}, [retention]: backups", least=0)),
     )
 

@@ -85,6 +85,7 @@ def run(
     secret: Secret | bytes | str | Path | None = None,
     ledger: Ledger | str | Path | None = None,
     dataset: str = "stream",
+    analyst: str = "",
     dead_letters: str | Path | None = None,
     on_damage: str = "quarantine",
     options: EngineOptions | None = None,
@@ -112,10 +113,10 @@ def run(
     `ledger` the query has a book of its own, and a NewBook warning says so once. A `Ledger` that is
     in memory moves to a file in the state directory, for all that share it. `take_over`: the state
     of an earlier run is lost, or the query has changed; where units are users within a period, that
-    run is ended for good, and this one begins with the period after the last that it has begun. A
-    query that was not
-    charged yet is also refused here if its sink cannot take its releases, or if none of the rows
-    there are can be used, as with times in another unit; `anyway` runs it over such rows, too.
+    run is ended for good, and this one begins with the period after the last that it has begun.
+    `analyst`: who asks, for a book that gives analysts shares. A query that was not charged yet is
+    also refused here if its sink cannot take its releases, or if none of the rows there are can be
+    used, as with times in another unit; `anyway` runs it over such rows, too.
 
     `engine`: a `SparkEngine` runs the query on its session; then `source` and `history` may be
     DataFrames, streaming ones too (`live`: by the clock; otherwise all that is there, by event
@@ -140,7 +141,8 @@ def run(
         if folder is not None and read_about(folder) is not None:
             keep_book(given, folder)
         now = (clock or SystemClock()).now()
-        begun = refuse_early(given, dataset, [(query, folder)], now=now, take_over=take_over)
+        asked, asks = [(query, folder)], {query.name: analyst}
+        begun = refuse_early(given, dataset, asked, now=now, take_over=take_over, analysts=asks)
         new = not was_charged(given, dataset, folder)
         if given is not ledger:
             given.close()
@@ -156,7 +158,7 @@ def run(
         "ledger": ledger,
         "dataset": dataset,
         "clock": clock or SystemClock(),
-        "options": options or EngineOptions(),
+        "options": replace(options or EngineOptions(), analyst=analyst),
     }
     if query.name in begun:
         parts["beginning"] = begun[query.name]
@@ -196,6 +198,7 @@ def run_all(
     secret: Secret | bytes | str | Path | None = None,
     ledger: Ledger | str | Path | None = None,
     dataset: str = "stream",
+    analysts: Mapping[str, str] | None = None,
     on_damage: str = "quarantine",
     options: EngineOptions | None = None,
     clock: Clock | None = None,
@@ -211,8 +214,9 @@ def run_all(
     of its own in `state`, and its releases go to the one sink under its name. The book is that of
     `ledger`; it must hold all of them, so open it with `query.promise` or `dpstream ledger open`
     first. Queries that do not fit into it together are refused here, before a row is read (unless
-    `check_budget` is off, for callers who open the book after this). On another `engine` each query
-    reads by itself. `anyway`: as in `run`, for all of them, or for those that are named.
+    `check_budget` is off, for callers who open the book after this). `analysts`: who asks for each
+    query, by its name. On another `engine` each query reads by itself. `anyway`: as in `run`, for
+    all of them, or for those that are named.
 
     A query that fails stops alone: the others go on to their ends, and its error is raised then.
     """
@@ -232,7 +236,9 @@ def run_all(
     if check_budget:
         pairs = [(q, folders[q.name]) for q in queries]
         now = (clock or SystemClock()).now()
-        refuse_early(given or Ledger(), dataset, pairs, now=now, take_over=take_over)
+        refuse_early(
+            given or Ledger(), dataset, pairs, now=now, take_over=take_over, analysts=analysts
+        )
     if folder is not None:
         make_directory(folder, mode=0o700)
     begun = [each for each in folders.values() if each and read_about(each) is not None]
@@ -263,6 +269,7 @@ def run_all(
             secret=Secret.of(secret),
             ledger=book,
             dataset=dataset,
+            analyst=(analysts or {}).get(query.name, ""),
             options=_of_query(options, query.name),
             clock=clock,
             anyway=anyway if isinstance(anyway, bool) else query.name in anyway,

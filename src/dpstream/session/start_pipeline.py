@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,8 +13,10 @@ from dpstream.connectors.write_ahead import PUSHED
 from dpstream.engines.clock import Clock
 from dpstream.engines.query_run import Engine, EngineOptions
 from dpstream.errors import InvalidParameter, LedgerError, SecretError
+from dpstream.privacy.amounts import as_text
 from dpstream.privacy.ledger.charges import Terms
 from dpstream.privacy.ledger.ledger import Ledger
+from dpstream.privacy.ledger.refusals import book_in_words, promise_in_words
 from dpstream.privacy.state.run_directory import read_about
 from dpstream.session import Runs, refuse_early, run_all
 from dpstream.session.pipeline import ENGINES, Pipeline, PipelineBook
@@ -34,15 +37,10 @@ def start(
     `anyway`: they begin though none of the first rows can be used.
     """
     for book in pipeline.books:  # what does not fit is refused before a row is read
-        queries = [(query, pipeline.folders[query.name]) for query in book.queries]
-        refuse_early(
-            ledgers[book.ledger],
-            book.dataset,
-            queries,
-            now=clock.now(),
-            terms=book.terms(),
-            take_over=take_over,
-        )
+        ledger, terms = ledgers[book.ledger], book.terms()
+        if ledger.terms(book.dataset) is not None:
+            _open(book, terms, ledger)  # it is there: another budget is refused in these words
+        _refuse_early(pipeline, book, ledger, terms=terms, now=clock.now(), take_over=take_over)
     opened = open_engine(pipeline)
     started = [
         run_all(
@@ -53,6 +51,7 @@ def start(
             secret=pipeline.secret,
             ledger=ledgers[book.ledger],
             dataset=book.dataset,
+            analysts=pipeline.analysts,
             clock=clock,
             options=options,
             engine=opened,
@@ -75,13 +74,53 @@ def open_book(
     take_over: bool = False,
 ) -> None:
     """Open a book with the file's promise, and refuse queries that do not fit into it together."""
+    _open(book, terms, ledger)
+    _refuse_early(pipeline, book, ledger, terms=terms, now=now, take_over=take_over)
+
+
+def _open(book: PipelineBook, terms: Terms, ledger: Ledger) -> None:
     try:
         ledger.open(book.dataset, terms)
     except LedgerError as problem:
+        known = ledger.terms(book.dataset)
+        if known is not None and known.with_budget_of(terms) == terms:
+            raise LedgerError(_other_budget(book, known, ledger)) from None
         raise LedgerError(f"{book.where}: {problem}") from None
-    folders = pipeline.folders
-    queries = [(query, folders[query.name]) for query in book.queries]
-    refuse_early(ledger, book.dataset, queries, now=now, take_over=take_over)
+
+
+def _refuse_early(
+    pipeline: Pipeline,
+    book: PipelineBook,
+    ledger: Ledger,
+    *,
+    terms: Terms,
+    now: int,
+    take_over: bool,
+) -> None:
+    refuse_early(
+        ledger,
+        book.dataset,
+        [(query, pipeline.folders[query.name]) for query in book.queries],
+        now=now,
+        terms=terms,
+        take_over=take_over,
+        analysts=pipeline.analysts,
+    )
+
+
+def _other_budget(book: PipelineBook, known: Terms, ledger: Ledger) -> str:
+    """The file and its book have two budgets: say both, and the command that makes them one."""
+    asked = [f"epsilon = {as_text(book.epsilon)}"]
+    command = ["dpstream", "ledger", "grow", str(ledger.path), "--dataset", book.dataset]
+    command += ["--epsilon", as_text(book.epsilon)]
+    if book.delta is not None and known.measure != "epsilon":
+        asked.append(f"delta = {as_text(book.delta)}")
+        command += ["--delta", as_text(book.delta)]
+    return (
+        f"{book.where} says {', '.join(asked)}; {book_in_words(book.dataset, ledger.path)} has "
+        f"{promise_in_words(known)}; write that into the file, or give the book the file's budget: "
+        f'{shlex.join(command)} --because "..."'
+    )
 
 
 def refuse_lost_secret(secret: Path, folders: Sequence[Path]) -> None:

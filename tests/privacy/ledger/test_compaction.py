@@ -9,6 +9,7 @@ import shutil
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 
@@ -117,6 +118,12 @@ def write_history(path, steps=STEPS, seed=1):
         ledger.note_finish("events", "events 0", steps, epoch=ledger.known("events 0").epoch)
         for run in ("users 1", "windows 1"):
             ledger.end(run[:-2], run, because="its state is lost", who="me")
+        ledger.register("users", "unbegun", "print", analyst="ana", kept=True)
+        ledger.charge("users", charge("unbegun", 0, 3), lambda step: digest("unbegun", step))
+        ledger.allow("users", "ana", share="1/2", because="agreed", who="me")
+        ledger.void("users", "unbegun", because="the wrong query", who="me")
+        more = replace(BOOKS["events"], total=Fraction(21))
+        ledger.grow("events", more, because="agreed", who="me")
     return made
 
 
@@ -216,6 +223,9 @@ BROKEN = {
     "the end of a series": without("finished"),
     "the ends of runs": without("ended"),
     "begun periods": without("begun"),
+    "budgets": without("grown"),
+    "shares": without("allowed"),
+    "what was given back": without("voided"),
     "window keys": newest_keys,
     "digests of charges": joins(lambda r: {"digest": ""} if "amount" in r else {}),
     "amounts": joins(lambda r: {"amount": "1/8"} if r.get("purpose") == "count" else {}),

@@ -16,6 +16,7 @@ made already: a charge that is made again, by a replay, must be the same and cou
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from array import array
 from bisect import bisect_right, insort
@@ -28,7 +29,7 @@ from typing import Any
 
 from dpstream.errors import LedgerError, NoiseReuse
 from dpstream.privacy.amounts import GRID, floor_units, show
-from dpstream.privacy.ledger.charges import Charge, Terms
+from dpstream.privacy.ledger.charges import Allowance, Charge, Terms
 from dpstream.privacy.ledger.period_losses import PeriodLosses
 
 Ranges = tuple[tuple[int, int], ...]
@@ -394,11 +395,35 @@ class Book:
 
     def __init__(self, terms: Terms, *, since: int = 0, in_memory: bool = False) -> None:
         self.terms = terms
+        self.provisional = False  # was its budget agreed on by nobody?
+        self.principals: dict[str, Allowance] = {}  # who may charge it, if it names anybody
         self.account = Account(terms, since=since)
         self.reach = 0  # how far behind their own step charges have read
         self._settled = SettledCharges() if in_memory else None
         self.spent_on: dict[tuple[str, str, str], SpentOn] = {}
         self._known: dict[tuple[str, str, str, str], list[Charge]] = {}
+
+    def priced(self, charge: Charge) -> Charge:
+        """A charge whose slack has the lost float mass in it, at the book's epsilon."""
+        if not charge.lost_mass:
+            return charge
+        from dpstream.privacy.accounting.promises import price_lost_mass  # slow to import
+
+        return price_lost_mass(self.terms, charge)
+
+    def learn(self, charge: Charge) -> Book | None:
+        """The book that knows what floats may lose in a charge of an older version; None: it does.
+
+        `charge` is that charge, made again by its run.
+        """
+        held = self.charges()
+        mine = [old for old in held if old.source == charge.source and old.step == charge.step]
+        if not mine or not _is_older(mine[0], charge):
+            return None
+        known = dataclasses.replace(
+            mine[0], delta_slack=charge.delta_slack, lost_mass=charge.lost_mass
+        )
+        return self.with_charges(self.terms, [known if c is mine[0] else c for c in held])
 
     def missing(
         self, charge: Charge, digest_at: DigestAt, *, verified: bool = False
@@ -482,10 +507,35 @@ class Book:
                 for charge in old:
                     self._settled.add(charge)
 
+    def with_charges(self, terms: Terms, charges: Iterable[Charge]) -> Book:
+        """A book of users with these terms and charges in place of its own."""
+        book = Book(terms, in_memory=self._settled is not None)
+        book.principals, book.provisional = self.principals, self.provisional
+        for charge in charges:
+            book.add(charge)
+        book.account.periods.keep_runs(self.account.periods)
+        return book
+
+    def with_budget(self, terms: Terms) -> Book:
+        """The same book with another budget, which its charges may have outgrown."""
+        if terms.unit == "user":  # every charge is held, and slack depends on epsilon
+            from dpstream.privacy.accounting.promises import with_budget  # slow to import
+
+            charges = [with_budget(charge, self.terms, terms) for charge in self.charges()]
+            book = self.with_charges(terms, charges)
+        else:
+            book = copy.copy(self)
+            book.account = copy.copy(self.account)
+            book.terms = book.account.terms = terms
+            book.account.total = floor_units(terms.total)
+        book.provisional = False
+        return book
+
     def reread(self, oldest: int, charges: Iterable[Charge]) -> Book:
         """The same book with all of `charges`, its own, that a charge to step `oldest` may meet."""
         since = max(0, oldest - (self.terms.width or oldest))
         book = Book(self.terms, since=since, in_memory=self._settled is not None)
+        book.principals, book.provisional = self.principals, self.provisional
         for charge in charges:
             book.add(charge)
         book.account.peak = max(book.account.peak, self.account.peak)
@@ -528,8 +578,13 @@ class SettledCharges:
 
 def _agree(old: Charge, new: Charge, digest_at: DigestAt, verified: bool) -> None:
     """A charge made again must be the same charge over the same input."""
-    spent, asked = ((c.amount, c.delta_slack, c.rounding_slack, c.offsets) for c in (old, new))
-    if spent != asked or old.periods not in (None, new.periods):  # None: all of them have paid
+    spent, asked = ((c.amount, c.rounding_slack, c.offsets) for c in (old, new))
+    if _is_older(old, new):
+        same_slack = new.delta_slack <= old.delta_slack
+    else:
+        same_slack = (old.delta_slack, old.lost_mass) == (new.delta_slack, new.lost_mass)
+    same_periods = old.periods in (None, new.periods)  # None: all of them have paid
+    if spent != asked or not same_slack or not same_periods:
         raise LedgerError(
             f"run {new.run[:8]} already charged {_amounts(old)} for {new.purpose!r} at step "
             f"{old.step}; a replay now asks for {_amounts(new)}; a replay must be identical"
@@ -541,6 +596,11 @@ def _agree(old: Charge, new: Charge, digest_at: DigestAt, verified: bool) -> Non
             f"run {new.run[:8]} already published step {old.last_step} from {data}; nothing "
             "was published; feed the same data to replay, or start a new run"
         )
+
+
+def _is_older(old: Charge, new: Charge) -> bool:
+    """Was a charge written by a version that did not say what floats may lose?"""
+    return not old.lost_mass and bool(new.lost_mass)
 
 
 def _amounts(charge: Charge) -> str:
@@ -579,6 +639,7 @@ def report(name: str, book: Book) -> dict[str, Any]:
         "left_next_step": str(account.left(account.newest + 1)),
         **({"left_to_come": str(account.left_to_come)} if account.has_periods else {}),
         **also,
+        **({"provisional": True} if book.provisional else {}),
         "runs": len({key[0] for key in book.spent_on}),
         "spent_on": [
             {

@@ -46,6 +46,17 @@ def as_epsilon(terms: Terms, amount: Fraction) -> float | None:
     return min(epsilon, float(terms.epsilon))
 
 
+def promise_in_words(terms: Terms) -> str:
+    """The promise in epsilon and delta where the book has them."""
+    if terms.measure != "mu_squared" or terms.epsilon is None:
+        return terms.describe()
+    # what it imports is slow to import, and every ledger imports this
+    from dpstream.privacy.accounting.promises import delta_of_terms
+
+    whom = terms.describe().partition(" for ")[2]
+    return f"epsilon = {show(terms.epsilon)}, delta = {delta_of_terms(terms):.3g} for {whom}"
+
+
 def amount_in_words(terms: Terms, amount: Fraction) -> str:
     """An amount of a book for people: "epsilon = 0.25", or what else the book counts."""
     epsilon = as_epsilon(terms, amount)
@@ -137,7 +148,7 @@ def refuse_overspend(dataset: str, book: Book, charge: Charge, path: Path | None
         "event": f"lower {terms.measure}; to repeat a release, use its state directory",
         "w_event": f"lower {terms.measure} or wait for an older step to leave the window; "
         "to repeat a release, use its state directory",
-        "user": "lower epsilon, or agree on a larger book",
+        "user": "lower epsilon, or agree on a larger book (dpstream ledger grow)",
     }[terms.unit]
     also = as_epsilon(terms, left)
     if terms.measure != "epsilon" and also is not None and terms.epsilon is not None:
@@ -146,6 +157,28 @@ def refuse_overspend(dataset: str, book: Book, charge: Charge, path: Path | None
         f"{book_in_words(dataset, path)}: {charge.purpose!r} asks for {terms.measure}={show(asked)}"
         f" but only {show(left)} of {show(terms.total)} is left {where}; {remedy}"
     )
+
+
+def refuse_too_small(dataset: str, book: Book, path: Path | None = None) -> None:
+    """Refuse a budget that is smaller than what was spent; the book has it already."""
+    terms, account, which = book.terms, book.account, book_in_words(dataset, path)
+    if account.most > account.total:
+        raise BudgetExceeded(
+            f"{which}: {terms.measure} = {show(Fraction(account.most, GRID))} is spent already, "
+            f"and the new budget is {show(terms.total)}; a book cannot be made smaller than what "
+            "is spent"
+        )
+    dated = account.periods.worst()
+    tail = account.delta_slack + dated.delta_slack
+    drift = account.rounding_slack + dated.rounding_slack
+    if tail > terms.delta_slack or drift > terms.rounding_slack:
+        raise BudgetExceeded(
+            f"{which}: {show(tail)} of delta to find keys and "
+            f"{show(drift)} to round noise are spent, as the new epsilon counts "
+            f"them, and the new budget has {show(terms.delta_slack)} and "
+            f"{show(terms.rounding_slack)}; name a larger --delta (a run that an older version has "
+            "charged counts for less once it was started by this one)"
+        )
 
 
 def _refuse_allowance(which: str, book: Book, charge: Charge) -> None:
@@ -160,7 +193,7 @@ def _refuse_allowance(which: str, book: Book, charge: Charge) -> None:
         raise BudgetExceeded(
             f"{which}: {charge.purpose!r} asks for {show(asked)} {what} but only "
             f"{show(left)} of {show(allowed)} is left for this dataset; lower "
-            f"{remedy}, or agree on a larger book"
+            f"{remedy}, or agree on a larger book (dpstream ledger grow)"
         )
 
 
@@ -171,6 +204,27 @@ def refuse_ended(run: str, known: KnownRun) -> None:
         raise StateError(
             f"run {run[:8]} was ended for good by {who} ({because}); its state must not go on; use "
             "a new state directory"
+        )
+
+
+def refuse_void(dataset: str, book: Book, run: str, known: KnownRun) -> None:
+    """A charge is given back only if the ledger itself shows that no step of its run was begun."""
+    what = f"the charge of run {run[:8]} to the book {dataset!r} stays"
+    if known.voided:
+        raise LedgerError(f"the charge of run {run[:8]} was given back already")
+    if all(charged != run for charged, _, _ in book.spent_on):
+        raise LedgerError(f"the book of {dataset!r} has no charge of a run {run!r}")
+    if book.terms.unit != "user":
+        raise LedgerError(f"{what}: this book is charged step by step, for steps that were begun")
+    if known.reached >= 0 or known.minted or known.begun is not None or known.finished is not None:
+        raise LedgerError(
+            f"{what}: the run has begun {max(known.reached + 1, 1)} steps, and what it has "
+            "published cannot be taken back"
+        )
+    if not known.kept:
+        raise LedgerError(
+            f"{what}: the run has no state directory (or an older version has charged it), so the "
+            "ledger does not show that nothing was drawn"
         )
 
 
