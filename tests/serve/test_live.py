@@ -162,7 +162,7 @@ def test_a_pipeline_over_files_is_served_after_it_has_ended(tmp_path):
 
 
 def test_a_quarantined_file_is_a_warning_to_the_operator_and_nothing_to_readers(tmp_path):
-    """The pipeline is healthy; how many files, which and why is not private. Its name is no text."""
+    """The pipeline is healthy; how many files, which and why are not private."""
     text = PUSHED.replace('"http:"', '"in/"\nlive = true')
     path = write(tmp_path / "p", [], text)
     folder = tmp_path / "p" / "in"

@@ -13,8 +13,8 @@ from typing import Any, TypeAlias, cast
 import pyarrow as pa
 
 from dpstream.connectors.dead_letters import DeadLetters
+from dpstream.connectors.files.size_limits import SizeLimits
 from dpstream.connectors.files.source import open_directory
-from dpstream.connectors.files.text import SizeLimits
 from dpstream.connectors.registry import open_sink, open_source
 from dpstream.connectors.server_base import ServerOptions, is_uri
 from dpstream.connectors.shared import SharedSink, SharedSource, shared_sinks

@@ -15,7 +15,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dpstream.connectors.files.text import LIMITS, SizeLimits
+from dpstream.connectors.files.size_limits import LIMITS, SizeLimits
 from dpstream.errors import UnusableFile, unreadable
 from dpstream.records import Batch, Columns, Position, select_columns
 

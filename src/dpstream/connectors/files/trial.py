@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dpstream.connectors.files.parquet import ParquetFile
-from dpstream.connectors.files.text import LIMITS, SizeLimits
+from dpstream.connectors.files.size_limits import LIMITS, SizeLimits
 from dpstream.errors import InvalidInput, UnusableFile
 from dpstream.records import Columns
 
