@@ -102,7 +102,7 @@ def refuse_unwritable(name: str, value: object) -> None:
             refuse_unwritable(name, each)
     elif isinstance(value, Mapping):
         refuse_unwritable(name, [*value, *value.values()])
-    elif is_dataclass(value):
+    elif is_dataclass(value) and not isinstance(value, type):
         for part in fields(value):
             refuse_unwritable(part.name, getattr(value, part.name))
 
