@@ -16,7 +16,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test everything golden stored long lint format bench bench-peers .venv-bench serve-test .venv-serve servers spark browser docs clean
+.PHONY: help demo test everything golden stored long deploy-long lint format bench bench-peers .venv-bench serve-test .venv-serve servers spark browser docs clean
 .NOTPARALLEL:
 
 help: ## list the targets
@@ -53,6 +53,11 @@ LONG = $(shell grep -l 'from tests.support.long import' -r tests --include 'test
 long: .venv/.dev ## run the long forms of tests, of which `make test` does a part
 	@echo "long: every case of $(LONG)"
 	@DPSTREAM_LONG=1 $(BIN)/python -m pytest --numprocesses $(PYTEST_WORKERS) $(LONG) $(PYTEST_ARGS)
+
+deploy-long: .venv/.dev ## build and run the image, render and validate the chart: ten minutes the first time (as root)
+	@echo "deploy-long: everything in deploy/"
+	@.ci/deploy --all
+	@DPSTREAM_LONG=1 DPSTREAM_REQUIRE_ALL=1 $(BIN)/python -m pytest --timeout 1800 tests/deploy $(PYTEST_ARGS)
 
 lint: .venv/.dev ## check style, types and who imports whom
 	@echo "lint: ruff, mypy --strict, import-linter"

@@ -118,6 +118,22 @@ def _package_index() -> str | None:
     return "pip reaches no package index" if done.returncode else None
 
 
+def _deploy() -> str | None:
+    """What checks the files of deploy/ without building anything."""
+    if not (ROOT / ".cache" / "deploy" / "bin" / "promtool").exists():
+        return "no promtool; fetch it with .ci/deploy"
+    return _program("systemd-analyze")
+
+
+def _deploy_all() -> str | None:
+    """What builds and runs the image, and renders and validates the chart."""
+    tools = ROOT / ".cache" / "deploy"
+    if not ((tools / "bin" / "helm").exists() and (tools / "venv").exists()):
+        return "no helm or kubernetes-validate; fetch them with .ci/deploy --all"
+    needed = ("mmdebstrap", "buildah", "podman", "runc")
+    return next((reason for name in needed if (reason := _program(name))), None)
+
+
 # Marker -> probe; a probe returns None when the component is there, otherwise why it is not.
 COMPONENTS: dict[str, Callable[[], str | None]] = {
     "spark": lambda: _module("pyspark") or _program("java"),
@@ -126,6 +142,8 @@ COMPONENTS: dict[str, Callable[[], str | None]] = {
     "browser": _browser,
     "bench": _bench_peers,
     "serve": _schemathesis,
+    "deploy": _deploy,
+    "deploy_all": _deploy_all,  # collected by `make deploy-long` alone
     "audit": lambda: None,  # needs nothing but time
     "package": lambda: _module("hatchling") or _package_index(),
 }

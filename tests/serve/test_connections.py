@@ -14,8 +14,9 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 
 from dpstream.serve import connections, server
+from dpstream.serve.access import bound_socket
 from dpstream.serve.connections import Connections, throttled
-from dpstream.serve.server import Settings, bound_socket
+from dpstream.serve.server import Settings
 from dpstream.serve.sides import HANDLERS, LastingResponse, Places, Refusal, SecurityHeaders
 from tests.support.long import part_of
 from tests.support.pipelines import HEADERS, operator_side, public_side

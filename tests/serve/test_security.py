@@ -8,10 +8,10 @@ import pytest
 from starlette.testclient import TestClient
 
 from dpstream.errors import InvalidParameter, SecretError
-from dpstream.serve import sides
-from dpstream.serve.server import bound_socket, check_binding, is_loopback
+from dpstream.serve import access
+from dpstream.serve.access import Token, bound_socket, check_binding, is_loopback, load_token
 from dpstream.serve.sides import HEADERS as SECURITY
-from dpstream.serve.sides import Parameter, Refusal, Token, load_token
+from dpstream.serve.sides import Parameter, Refusal
 from tests.support.pipelines import HEADERS, TOKEN, operator_side, public_side
 
 
@@ -114,9 +114,9 @@ def test_the_token_lets_in(operator):
 def test_tokens_are_compared_by_digests_in_constant_time(monkeypatch):
     """Whatever is given, two digests of one length are compared, and all of them."""
     compared = []
-    compare = sides.hmac.compare_digest
+    compare = access.hmac.compare_digest
     monkeypatch.setattr(
-        sides.hmac, "compare_digest", lambda a, b: compared.append((a, b)) or compare(a, b)
+        access.hmac, "compare_digest", lambda a, b: compared.append((a, b)) or compare(a, b)
     )
     token = Token(TOKEN, source="a test")
     for given in ("", "Bearer x", f"Basic {TOKEN}", f"Bearer {TOKEN}", "Bearer " + "y" * 5000):
@@ -128,7 +128,7 @@ def test_tokens_are_compared_by_digests_in_constant_time(monkeypatch):
 
 def test_a_token_is_made_on_first_use_and_kept(tmp_path, monkeypatch):
     """Private to this user; the environment goes before the file."""
-    monkeypatch.delenv(sides.VARIABLE, raising=False)
+    monkeypatch.delenv(access.VARIABLE, raising=False)
     path = tmp_path / "operator.token"
     first = load_token(path)
     text = path.read_text().strip()
@@ -137,7 +137,7 @@ def test_a_token_is_made_on_first_use_and_kept(tmp_path, monkeypatch):
     assert len(text) >= 40
     assert first.fits(f"Bearer {text}")
     assert load_token(path).fits(f"Bearer {text}")
-    monkeypatch.setenv(sides.VARIABLE, TOKEN)
+    monkeypatch.setenv(access.VARIABLE, TOKEN)
     assert load_token(path).fits(f"Bearer {TOKEN}")
     assert not load_token(path).fits(f"Bearer {text}")
 
@@ -147,7 +147,7 @@ def test_a_token_is_made_on_first_use_and_kept(tmp_path, monkeypatch):
 )
 def test_a_token_that_is_weak_or_readable_is_refused(tmp_path, monkeypatch, text, mode):
     """With what to do about it, and without the token."""
-    monkeypatch.delenv(sides.VARIABLE, raising=False)
+    monkeypatch.delenv(access.VARIABLE, raising=False)
     path = tmp_path / "token"
     path.write_text(text, encoding="latin-1")
     path.chmod(mode)
@@ -235,4 +235,4 @@ def test_a_body_that_is_too_large_is_not_read(pipeline, tmp_path):
         answer = client.post("/ingest/clicks", headers=HEADERS, content=body())
 
     assert answer.status_code == 413
-    assert os.environ.get(sides.VARIABLE) is None
+    assert os.environ.get(access.VARIABLE) is None

@@ -7,12 +7,12 @@ import numpy as np
 from dpstream.engines.query_run import EngineOptions
 from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.state import Secret
+from dpstream.serve.access import Token
 from dpstream.serve.event_stream import Hub
 from dpstream.serve.operator_side import OperatorSide
 from dpstream.serve.public_facts import declared_books, describe_queries
 from dpstream.serve.public_side import PublicSide
 from dpstream.serve.release_store import ReleaseReader
-from dpstream.serve.sides import Token
 from dpstream.serve.worker import Supervisor, publish, store_folder
 from dpstream.session.pipeline import load_pipeline
 from tests.support.fixed import RUN, SECRET

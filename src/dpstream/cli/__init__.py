@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import warnings
 from collections.abc import Sequence
+from contextlib import ExitStack
 
 from typer import Abort
 
@@ -14,10 +16,12 @@ from dpstream.cli.output import (
     UNREAD,
     UsageError,
     code_of,
+    end_log,
+    logs_as_notes,
     note,
     report_error,
+    report_unexpected,
     set_json,
-    tell_log,
 )
 from dpstream.errors import DpstreamError, NewBook
 
@@ -28,13 +32,11 @@ def main(args: Sequence[str] | None = None) -> None:
     """Run one command and leave with a documented exit code."""
     given = list(sys.argv[1:] if args is None else args)
     set_json("--json" in given)
-    if "--json" not in given and sys.stderr.isatty():  # somebody waits
-        tell_log("dpstream.compiled")
-    tell_log("dpstream.sources")
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), logs_as_notes(), ExitStack() as stack:
+        stack.callback(end_log)
         warnings.simplefilter("always", NewBook)
         warnings.filterwarnings("ignore", "the budget of this", NewBook)  # a note says it
-        warnings.showwarning = lambda message, *_, **__: note(str(message))
+        warnings.showwarning = lambda message, *_, **__: note(str(message), level=logging.WARNING)
         try:
             code = app(given, prog_name="dpstream", standalone_mode=False)
         except (DpstreamError, OSError, UsageError) as problem:
@@ -50,4 +52,8 @@ def main(args: Sequence[str] | None = None) -> None:
                 "again goes on where this one stopped"
             )
             code = INTERRUPTED
+        except Exception as problem:
+            if not report_unexpected(problem):
+                raise
+            code = 1
     sys.exit(code if isinstance(code, int) else 0)

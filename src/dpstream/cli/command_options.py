@@ -14,6 +14,7 @@ from dpstream.cli.output import note
 from dpstream.errors import InvalidParameter
 from dpstream.mechanisms import find
 from dpstream.mechanisms.base import Mechanism
+from dpstream.operator_log import FORMAT, LEVEL, LEVELS
 
 BudgetOption = partial(Option, rich_help_panel="Budget and repetition")
 
@@ -26,6 +27,32 @@ SharedLedger = Annotated[
     BudgetOption(envvar="DPSTREAM_LEDGER", help="Ledger file that others share."),
 ]
 Payer = Annotated[str, BudgetOption(help="Whose book in the ledger pays.")]
+TokenFile = Annotated[
+    Path | None,
+    Option(
+        rich_help_panel="Operator side",
+        help="The operator's token, made on first use (default: in the state directory; "
+        "DPSTREAM_OPERATOR_TOKEN goes before it).",
+    ),
+]
+LogFormat = Annotated[
+    str | None,
+    Option(
+        envvar=FORMAT,
+        metavar="text|json",
+        rich_help_panel="Log",
+        help="Log lines instead of notes on standard error: text, or a JSON object a line.",
+    ),
+]
+LogLevel = Annotated[
+    str | None,
+    Option(
+        envvar=LEVEL,
+        metavar="|".join(LEVELS),
+        rich_help_panel="Log",
+        help="The least that is logged (info); exact numbers of rows are at debug alone.",
+    ),
+]
 FLAGS = ("epsilon", "window", "delay", "lo", "hi", "quantum")
 
 

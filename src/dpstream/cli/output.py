@@ -7,7 +7,8 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -27,6 +28,7 @@ from rich.text import Text
 from typer import Option
 
 from dpstream import errors
+from dpstream.operator_log import LineFormatter, log_to_stderr
 
 CODES = {
     0: "ok",
@@ -65,6 +67,8 @@ _PIPE_WIDTH = 160
 _WIDEST = 10_000
 AsJson = Annotated[bool, Option("--json", help="Print JSON.")]
 _as_json = False
+_LOG = logging.getLogger("dpstream.cli")
+_lines: LineFormatter | None = None  # of log lines; None: notes for people
 
 
 def code_of(problem: BaseException) -> int:
@@ -119,9 +123,27 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, indent=2, allow_nan=False))
 
 
-def note(message: str) -> None:
-    """Tell the operator something that is not a result."""
-    _to_stderr({"note": message}, "note: ", "yellow", message)
+def note(message: str, *, level: int = logging.INFO) -> None:
+    """Tell the operator something that is not a result; `level`: where the log is asked for."""
+    if _lines is not None:
+        _LOG.log(level, message)
+    else:
+        _to_stderr({"note": message}, "note: ", "yellow", message)
+
+
+note_counts = partial(note, level=logging.DEBUG)
+"""Tell the operator exact numbers of rows, which the log has at its lowest level only."""
+
+
+def note_line(message: str) -> bytes:
+    """A note as `note` writes it, for a handler of signals, which must not wait for a lock."""
+    text = f"note: {message}"
+    if _lines is not None:
+        about = {"name": _LOG.name, "msg": message, "levelno": 30, "levelname": "WARNING"}
+        text = _lines.format(logging.makeLogRecord(about))
+    elif _as_json:
+        text = json.dumps({"note": message})
+    return f"{text}\n".encode()
 
 
 class _Notes(logging.Handler):
@@ -132,19 +154,54 @@ class _Notes(logging.Handler):
         note(record.getMessage())
 
 
-def tell_log(name: str) -> None:
-    """Show a log of this process to the operator, once."""
-    log = logging.getLogger(name)
-    if not log.handlers:
-        log.addHandler(_Notes())
-        log.setLevel(logging.INFO)
+@contextmanager
+def logs_as_notes() -> Iterator[None]:
+    """Warnings of every log of this process are notes, unless log lines are asked for."""
+    log, compiled, handler = logging.getLogger(), logging.getLogger("dpstream.compiled"), _Notes()
+    before = compiled.level
+    if not _as_json and sys.stderr.isatty():  # somebody waits
+        compiled.setLevel(logging.INFO)
+    log.addHandler(handler)
+    handler.addFilter(lambda record: _lines is None)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        compiled.setLevel(before)
+
+
+_open = ExitStack()
+
+
+def use_log(style: str | None, level: str | None) -> None:
+    """Write log lines instead of notes until the command is over, if either is given."""
+    global _lines
+    _lines = _open.enter_context(log_to_stderr(style, level, export=True))
+
+
+def end_log() -> None:
+    """Back to notes."""
+    global _lines
+    _lines = None
+    _open.close()
 
 
 def report_error(problem: BaseException) -> None:
     """One line that says what went wrong."""
     message = _message(problem)
     about = {"error": type(problem).__name__, "message": message, "exit_code": code_of(problem)}
-    _to_stderr(about, "error: ", "bold red", message)
+    if _lines is not None:
+        facts = {name: about[name] for name in ("error", "exit_code")}
+        _LOG.error(message, extra={"facts": facts})
+    else:
+        _to_stderr(about, "error: ", "bold red", message)
+
+
+def report_unexpected(problem: BaseException) -> bool:
+    """Log an error that nobody foresaw; False if there is no log, and Python is to show it."""
+    if _lines is not None:
+        _LOG.critical("unexpected, please report it", exc_info=problem)
+    return _lines is not None
 
 
 @contextmanager
@@ -164,7 +221,7 @@ def progress_bar(label: str) -> Iterator[Callable[[int, int], None]]:
 def terminal_progress(*columns: ProgressColumn) -> Progress:
     """Bars that are drawn only where somebody watches; what is printed goes above them."""
     console = Console(stderr=True)
-    console.quiet = _as_json or not console.is_terminal
+    console.quiet = _as_json or _lines is not None or not console.is_terminal
     inside = sys.stdout.isatty()  # what goes elsewhere stays there
     return Progress(
         *columns, console=console, transient=True, redirect_stdout=inside, disable=console.quiet

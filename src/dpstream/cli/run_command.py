@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import logging
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer import Argument, Option
 
-from dpstream.cli.output import INTERRUPTED, note, wants_json
+from dpstream.cli.command_options import LogFormat, LogLevel, TokenFile
+from dpstream.cli.output import INTERRUPTED, note, use_log, wants_json
 from dpstream.cli.print_releases import about, as_json, in_words, show
 from dpstream.cli.watch import (
     Stopper,
@@ -24,6 +28,8 @@ from dpstream.connectors.server_base import is_uri
 from dpstream.engines.embedded.process_memory import keep_freed_memory
 from dpstream.privacy.state.durable_files import make_directory
 from dpstream.query.windows import instant
+from dpstream.serve.access import load_token
+from dpstream.serve.metrics import metrics_address, run_samples, serve_metrics
 from dpstream.session import Runs
 from dpstream.session.pipeline import Pipeline, load_pipeline
 from dpstream.session.start_pipeline import open_book, refuse_lost_secret, start, with_engine
@@ -54,9 +60,31 @@ def run(
         str | None,
         Option("--engine", help="embedded (this process) or spark; default: the file's."),
     ] = None,
+    metrics: Annotated[
+        str | None,
+        Option(
+            metavar="PORT|HOST:PORT",
+            rich_help_panel="Metrics",
+            help="Numbers for Prometheus at http://HOST:PORT/metrics (host: this machine alone; "
+            "port 0: any), for who has the operator's token.",
+        ),
+    ] = None,
+    token_file: TokenFile = None,
+    allow_plain_http: Annotated[
+        bool,
+        Option(
+            "--allow-plain-http",
+            rich_help_panel="Metrics",
+            help="Let --metrics listen where others can reach it.",
+        ),
+    ] = False,
+    log_format: LogFormat = None,
+    log_level: LogLevel = None,
     as_lines: Annotated[bool, Option("--json", help="Print JSON lines.")] = False,
 ) -> None:
     """Run a pipeline's queries; started again, they go on where they stopped."""
+    use_log(log_format, log_level)
+    place = None if metrics is None else metrics_address(metrics)
     pipeline = with_engine(load_pipeline(path), engine)
     if erase_unit is not None:
         _erase_unit(pipeline, erase_unit)
@@ -80,7 +108,14 @@ def run(
                 f"created the secret {pipeline.secret}; back it up: without it the pipeline cannot "
                 "go on"
             )
-        count = _publish(pipeline, runs, stopper, once=once)
+        with ExitStack() as stack:
+            if place is not None:
+                token = load_token(token_file or pipeline.state / "operator.token")
+                collect = partial(run_samples, pipeline, runs)
+                served = serve_metrics(place, token, collect, plain_http=allow_plain_http)
+                address = stack.enter_context(served)
+                note(f"metrics: {address}, with the token from {token.source}")
+            count = _publish(pipeline, runs, stopper, once=once)
         new = sum(
             tell_charges(book.queries, was, ledgers[book.ledger], book.dataset)
             for book, was in zip(pipeline.books, before, strict=True)
@@ -146,7 +181,8 @@ def _publish(pipeline: Pipeline, runs: Runs, stopper: Stopper, *, once: bool) ->
         if len(runs.failures) == len(runs.runs) or problem not in runs.failures.values():
             raise
         for name, failure in runs.failures.items():
-            note(f"query {name!r} has failed, the others went on: {failure}")
+            words = f"query {name!r} has failed, the others went on: {failure}"
+            note(words, level=logging.ERROR)
     finally:
         runs.close()
     return count

@@ -11,7 +11,8 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from dpstream.cli.output import note
+from dpstream.cli.command_options import LogFormat, LogLevel, TokenFile
+from dpstream.cli.output import note, note_counts, use_log
 from dpstream.errors import InvalidParameter, MissingDependency
 from dpstream.privacy.state.durable_files import make_directory
 from dpstream.session.pipeline import load_pipeline
@@ -27,13 +28,7 @@ def serve(
     port: Annotated[int, _Public(min=0, max=65535, help="Its port; 0: any.")] = 8000,
     operator_host: Annotated[str, _Operator(help="Where the operator side listens.")] = "127.0.0.1",
     operator_port: Annotated[int, _Operator(min=0, max=65535, help="Its port; 0: any.")] = 8001,
-    token_file: Annotated[
-        Path | None,
-        _Operator(
-            help="The operator's token, made on first use (default: in the state directory; "
-            "DPSTREAM_OPERATOR_TOKEN goes before it)."
-        ),
-    ] = None,
+    token_file: TokenFile = None,
     tls_cert: Annotated[Path | None, Option(help="Certificate, for https on both sides.")] = None,
     tls_key: Annotated[Path | None, Option(help="Its key.")] = None,
     allow_plain_http: Annotated[
@@ -61,9 +56,12 @@ def serve(
     engine: Annotated[
         str | None, Option("--engine", help="embedded or spark; default: the file's.")
     ] = None,
+    log_format: LogFormat = None,
+    log_level: LogLevel = None,
     as_lines: Annotated[bool, Option("--json", help="Print the addresses as JSON.")] = False,
 ) -> None:
     """Run a pipeline and serve its releases: a page, a feed, and a side for the operator."""
+    use_log(log_format, log_level)
     if (tls_cert is None) != (tls_key is None):
         raise InvalidParameter("--tls-cert and --tls-key go together; give both")
     server = _needed()
@@ -107,7 +105,7 @@ def serve(
                 f"the secret is {pipeline.secret}; back it up: without it the pipeline cannot go on"
             )
 
-    server.serve(pipeline, settings, token, tell=tell, say=note)
+    server.serve(pipeline, settings, token, tell=tell, say=note_counts)
     note("stopped" if no_run else "stopped; the same command again goes on from here")
 
 

@@ -14,6 +14,8 @@ from typer import Argument, Option
 
 from dpstream.cli.command_options import (
     BudgetOption,
+    LogFormat,
+    LogLevel,
     Payer,
     SecretFile,
     SharedLedger,
@@ -21,7 +23,7 @@ from dpstream.cli.command_options import (
     read_settings,
     tell_storage,
 )
-from dpstream.cli.output import INTERRUPTED, AsJson, note, print_json
+from dpstream.cli.output import INTERRUPTED, AsJson, note, print_json, use_log
 from dpstream.cli.print_releases import about, show
 from dpstream.cli.watch import (
     Books,
@@ -148,9 +150,12 @@ def sql(
     secret: SecretFile = None,
     ledger: SharedLedger = None,
     dataset: Payer = "stream",
+    log_format: LogFormat = None,
+    log_level: LogLevel = None,
     as_json: AsJson = False,
 ) -> None:
     """Publish a query's releases under differential privacy."""
+    use_log(log_format, log_level)
     compiled = compile_text(text, name, settings or [])
     query = compiled.query
     given = _source(compiled, sources)

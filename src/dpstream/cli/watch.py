@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import threading
@@ -15,7 +14,7 @@ from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 
-from dpstream.cli.output import INTERRUPTED, note, terminal_progress, wants_json
+from dpstream.cli.output import INTERRUPTED, note, note_counts, note_line, terminal_progress
 from dpstream.engines.clock import SystemClock
 from dpstream.privacy.amounts import show
 from dpstream.privacy.ledger.ledger import Ledger
@@ -39,9 +38,6 @@ class Stopper(SystemClock):
     def __init__(self) -> None:
         super().__init__()
         self.signals = 0
-        text = "stopping at the next occasion; once more to leave at once"
-        line = json.dumps({"note": text}) if wants_json() else f"note: {text}"
-        self._told = f"{line}\n".encode()
 
     def wait(self, until: int, stop: Event) -> None:
         """Sleep for a moment, or stop."""
@@ -67,7 +63,7 @@ class Stopper(SystemClock):
         self.signals += 1
         if self.signals > 1:
             os._exit(INTERRUPTED)  # a run survives a kill at any moment
-        os.write(2, self._told)
+        os.write(2, note_line("stopping at the next occasion; once more to leave at once"))
 
 
 def is_unfinished(runs: Iterable[Run]) -> bool:
@@ -101,7 +97,7 @@ def progress(runs: list[Run]) -> Iterator[Callable[[], None]]:
 def tell_operator(runs: list[Run], places: dict[str, Path | None]) -> None:
     """What became of the rows, and where those that could not be used are."""
     most = _most(runs)
-    note(
+    note_counts(
         f"{_OPERATOR_ONLY}: {most['read']:,} rows read since this start, {most['outside']:,} "
         "outside the range, "
         f"{most['late']:,} late, {most['rejected']:,} rejected"
@@ -113,7 +109,7 @@ def tell_operator(runs: list[Run], places: dict[str, Path | None]) -> None:
         if aside:
             where = f"in {place}" if place is not None else "lost without --state"
             first = run.operator.latest[0]
-            note(
+            note_counts(
                 f"{_OPERATOR_ONLY}: {run.query.name} set aside {aside:,} dead letters ({where}); "
                 f"such as {first.where}: {first.reason}"
             )
@@ -125,7 +121,7 @@ def tell_lag(runs: list[Run], starved: list[str]) -> None:
         if not run.live:
             continue
         seen, name = run.operator, run.query.name
-        note(
+        note_counts(
             f"{_OPERATOR_ONLY}: {name} has read {seen.read:,} rows; its slowest release was out "
             f"{seen.worst_lag_seconds:.3g} s after its trigger"
         )

@@ -35,6 +35,10 @@ class OperatorCounts:
     lag_seconds: float = 0.0
     """How long after its trigger the last step of a live run was out."""
     worst_lag_seconds: float = 0.0
+    releases: int = 0
+    """How many were published since this start."""
+    last_release: float | None = None
+    """When the last one was, in seconds since 1970."""
 
     def reject(self, chunk: str, rows: list[Rejected]) -> None:
         """Keep rows that cannot be used, under a name that the same rows always have."""

@@ -13,10 +13,12 @@ taken again, the same rows meet the same noise, and the sink already has the tab
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from functools import partial
 from inspect import GEN_RUNNING, getgeneratorstate
@@ -28,7 +30,7 @@ import pyarrow as pa
 
 from dpstream.engines.chunks import OperatorCounts
 from dpstream.engines.clock import Clock, SystemClock
-from dpstream.engines.collected import Releases
+from dpstream.engines.collected import Releases, release_facts
 from dpstream.engines.embedded.live_reader import BUFFER, Arrivals, LiveView
 from dpstream.engines.run_storage import (
     KIND,
@@ -65,6 +67,9 @@ from dpstream.records import Sink, Source, fence
 from dpstream.rows.row_reader import RowReader, rows_of_unit
 
 AnyQuery = Query | SeriesQuery
+Tables = Generator[pa.Table, None, None]
+_LOG = logging.getLogger("dpstream.release")
+_LOGGED = ("query", "release_index", "releases", "window_start", "window_end", "trigger_time")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,9 +168,22 @@ class Run(ABC):
     def open(self) -> Generator[pa.Table, None, None]:
         """Open state, source and sink; what cannot run is refused here, and nothing is charged."""
         if self._iterator is None:
-            self._iterator = self._releases()
+            self._iterator = self._log_each(self._releases())
             next(self._iterator)
         return self._iterator
+
+    def _log_each(self, releases: Tables) -> Tables:
+        """Note every release as it comes, and log it: what is said of it is public."""
+        with closing(releases):
+            for table in releases:
+                if table is not None:
+                    self.operator.releases += 1
+                    self.operator.last_release = time.time()
+                if table is not None and _LOG.isEnabledFor(logging.INFO):
+                    facts = release_facts(table)
+                    told = {name: facts.get(name) for name in _LOGGED} | {"rows": table.num_rows}
+                    _LOG.info("released", extra={"facts": told})
+                yield table
 
     def __iter__(self) -> Iterator[pa.Table]:
         """The releases. There is one iterator: a second one would be a second noisy copy."""

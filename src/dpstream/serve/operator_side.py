@@ -8,23 +8,22 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import struct
 import time
 import zlib
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
-from itertools import groupby
-from operator import itemgetter
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pyarrow as pa
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Scope
 
 from dpstream.connectors.arrow_size import CELL, check_decoded_size, check_text_size
 from dpstream.connectors.encode import simple_column
@@ -32,10 +31,21 @@ from dpstream.connectors.files.jsonl import JsonlParser
 from dpstream.connectors.files.text import UnreadableRange, empty_strings, rejected_rows
 from dpstream.connectors.write_ahead import Inbox
 from dpstream.errors import InvalidInput, StateError
-from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.records import Batch, Rejected
+from dpstream.serve.access import Token
 from dpstream.serve.event_stream import Hub
-from dpstream.serve.sides import Endpoint, Given, Parameter, Refusal, Side, Token, json_answer
+from dpstream.serve.metrics import (
+    CONTENT_TYPE,
+    COUNTS,
+    Sample,
+    book_reports,
+    book_samples,
+    exposition,
+    lag,
+    machine_samples,
+    query_samples,
+)
+from dpstream.serve.sides import Endpoint, Given, Parameter, Refusal, Side, json_answer
 from dpstream.serve.worker import Supervisor
 from dpstream.session.pipeline import Pipeline, PushedTable
 
@@ -43,31 +53,6 @@ _LOG = logging.getLogger("dpstream.serve")
 _LETTERS = 1000
 _THREADS = 4  # of its own: a flood on the public side takes none of them
 _WELL = ("starting", "running", "finished", "not run")
-COUNTS = ("read", "outside", "late", "other_keys", "rejected")
-METRICS = {
-    "up": "Does the pipeline run, or has it ended?",
-    "restarts_total": "Times it was restarted.",
-    "sse_clients": "Who follows the events.",
-    "newest_release": "The newest number.",
-    "rows_read_total": "Rows read since this start.",
-    "rows_outside_total": "Rows outside the public range since this start.",
-    "rows_late_total": "Rows that came too late since this start.",
-    "rows_other_keys_total": "Rows of keys that are not public since this start.",
-    "rows_rejected_total": "Rows set aside as dead letters since this start.",
-    "files_quarantined": "Files set aside because they cannot be read.",
-    "triggers_total": "Triggers done.",
-    "lag_seconds": "Behind its schedule.",
-    "rows_waiting": "Rows that have come and that the query has not read.",
-    "release_delay_seconds": "From a trigger to its release, the last one.",
-    "worst_release_delay_seconds": "From a trigger to its release, the worst since this start.",
-    "query_starved": "Has it read nothing, while another query over its source has?",
-    "query_failed": "Has it failed, while the others go on?",
-    "posted_accepted_total": "Rows taken in.",
-    "posted_rejected_total": "Posted lines that are no rows.",
-    "posted_requests_total": "Posts taken in.",
-    "posted_bytes": "Kept for the run.",
-}
-"""Names without the prefix; totals only grow."""
 JSONL = ("application/jsonl", "application/x-ndjson", "application/json-lines", "application/json")
 ARROW = "application/vnd.apache.arrow.stream"
 MOST_DECODED = 128 << 20
@@ -77,8 +62,6 @@ _MOST_REJECTED = 10_000  # lines of one post
 _TOO_LARGE = "the body is too large, as it is or when it is decoded; send it in parts"
 MOST_WAITING = 1 << 32
 """Bytes that may wait for the run before more are refused."""
-Sample = tuple[str, Mapping[str, str], float | None]
-"""Name of a metric, labels and value."""
 
 
 @dataclass(kw_only=True)
@@ -258,8 +241,13 @@ class OperatorSide(Side):
     def app(self) -> ASGIApp:
         """As an ASGI application."""
         return self.asgi(
-            lambda app: nullcontext(), self.token.check, rate=500, burst=5000, pool=self._pool
+            lambda app: nullcontext(), self._check_token, rate=500, burst=5000, pool=self._pool
         )
+
+    def _check_token(self, scope: Scope) -> None:
+        given = dict(scope["headers"]).get(b"authorization", b"").decode("latin-1")
+        if not self.token.fits(given):
+            raise Refusal(401, "the operator's token is needed", {"www-authenticate": "Bearer"})
 
     def endpoints(self) -> list[Endpoint]:
         """Every route."""
@@ -336,20 +324,16 @@ class OperatorSide(Side):
             ("sse_clients", {}, self.hub.clients),
             ("newest_release", {}, self.hub.reader.horizon),
         ]
-        gauges = ("rows_waiting", "release_delay_seconds", "worst_release_delay_seconds")
-        for name, told in seen.queries.items():
-            values = {f"rows_{count}_total": told[count] for count in COUNTS}
-            values |= {"files_quarantined": told.get("quarantined", 0)}
-            values |= {"triggers_total": told["triggers_done"], "lag_seconds": lag(told)}
-            values |= {gauge: told.get(gauge) for gauge in gauges}
-            values |= {f"query_{state}": bool(told.get(state)) for state in ("starved", "failed")}
-            samples += [(metric, {"query": name}, value) for metric, value in values.items()]
+        samples += query_samples(seen.queries, seen.began)
+        samples += book_samples(self.pipeline)
+        processes = {"server": os.getpid(), "run": seen.pid}
+        samples += machine_samples(self.pipeline.state, processes)
         for name, intake in self.intakes.items():
             posted = ("accepted", "rejected", "requests")
             values = {f"posted_{count}_total": getattr(intake, count) for count in posted}
             values["posted_bytes"] = intake.inbox.waiting
             samples += [(metric, {"source": name}, value) for metric, value in values.items()]
-        return Response(exposition(samples), media_type="text/plain; version=0.0.4")
+        return Response(exposition(samples), media_type=CONTENT_TYPE)
 
     def _lag(self, given: Given) -> dict[str, Any]:
         lags = {
@@ -368,11 +352,7 @@ class OperatorSide(Side):
         return {"queries": lags}
 
     def _ledger(self, given: Given) -> dict[str, Any]:
-        books = []
-        for path in dict.fromkeys(book.ledger for book in self.pipeline.books):
-            if path.exists():
-                with closing(Ledger(path)) as ledger:
-                    books += ledger.report()
+        books = [book for _, each in book_reports(self.pipeline) for book in each]
         return {"datasets": books}
 
     def _letters(self, given: Given) -> dict[str, Any]:
@@ -402,12 +382,6 @@ class OperatorSide(Side):
         return json_answer(request, told, 202)
 
 
-def lag(told: Mapping[str, Any]) -> float | None:
-    """Seconds since the next trigger was due; 0 if it is not due yet."""
-    due = told["next_trigger"]
-    return None if due is None else max(0.0, time.time() - due / 1e6)
-
-
 def dead_letters(folder: Path, limit: int) -> list[dict[str, Any]]:
     """The rows that a query has set aside last; a file that goes meanwhile is passed over."""
     files: list[tuple[float, Path]] = []
@@ -421,26 +395,3 @@ def dead_letters(folder: Path, limit: int) -> list[dict[str, Any]]:
         with suppress(FileNotFoundError):
             letters += [json.loads(line) for line in path.read_bytes().splitlines()[::-1]]
     return letters[:limit]
-
-
-def exposition(samples: Iterable[Sample]) -> str:
-    """Prometheus' text format, version 0.0.4; a sample without a value is left out.
-
-    >>> print(exposition([("triggers_total", {"query": 'a"b'}, 5)]), end="")
-    # HELP dpstream_triggers_total Triggers done.
-    # TYPE dpstream_triggers_total counter
-    dpstream_triggers_total{query="a\\"b"} 5
-    """
-    lines: list[str] = []
-    known = sorted((sample for sample in samples if sample[2] is not None), key=itemgetter(0))
-    for name, group in groupby(known, key=itemgetter(0)):
-        kind = "counter" if name.endswith("_total") else "gauge"
-        lines += [f"# HELP dpstream_{name} {METRICS[name]}", f"# TYPE dpstream_{name} {kind}"]
-        for _, labels, value in group:
-            inside = ",".join(f'{key}="{_escape(text)}"' for key, text in labels.items())
-            lines.append(f"dpstream_{name}{f'{{{inside}}}' if inside else ''} {value:.17g}")
-    return "\n".join([*lines, ""])
-
-
-def _escape(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import resource
 import signal
 import socket
@@ -19,63 +18,18 @@ from starlette.types import ASGIApp
 
 from dpstream.errors import InvalidParameter
 from dpstream.privacy.state.durable_files import make_directory
+from dpstream.serve.access import Token, bound_socket, check_binding, load_token
 from dpstream.serve.connections import HEAD_SECONDS, Connections, LimitedConnection, throttled
 from dpstream.serve.event_stream import Hub
 from dpstream.serve.operator_side import MOST_DECODED, OperatorSide
 from dpstream.serve.public_facts import declared_books, describe_queries
 from dpstream.serve.public_side import PublicSide
 from dpstream.serve.release_store import ReleaseReader, hold_folder
-from dpstream.serve.sides import Token, load_token
 from dpstream.serve.worker import Supervisor, store_folder
 from dpstream.session.pipeline import Pipeline
 
 __all__ = ["Settings", "check_pipes", "load_token", "serve"]
 _LEAVING = 3  # seconds that open answers have when the server stops
-
-
-def is_loopback(host: str) -> bool:
-    """Can only this machine reach it?
-
-    >>> [is_loopback(host) for host in ("127.0.0.1", "::1", "0.0.0.0", "")]
-    [True, True, False, False]
-    """
-    if not host:
-        return False  # every address of this machine
-    try:
-        infos = socket.getaddrinfo(host, None)
-    except OSError:
-        raise InvalidParameter(
-            f"the address {host!r} is not known; name one of this machine's, such as 127.0.0.1"
-        ) from None
-    addresses = {str(each[4][0]) for each in infos}
-    return all(ipaddress.ip_address(each).is_loopback for each in addresses)
-
-
-def check_binding(host: str, what: str, *, encrypted: bool, allowed: bool) -> None:
-    """Refuse an address that others can reach, unless what goes over it is encrypted."""
-    if not is_loopback(host) and not encrypted and not allowed:
-        raise InvalidParameter(
-            f"{what} would listen on {host}, where others can reach it, without encryption; give "
-            "--tls-cert and --tls-key, keep it on 127.0.0.1 behind a proxy that encrypts, or say "
-            "--allow-plain-http"
-        )
-
-
-def bound_socket(host: str, port: int, option: str) -> socket.socket:
-    """A socket to listen on; port 0 is any free one. `option` is what names another port."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        bound = socket.socket(family, kind, protocol)
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind(address)
-    except OSError as problem:
-        raise InvalidParameter(
-            f"{host}:{port} cannot be listened on: {problem.strerror or problem}; name another "
-            f"port with {option} (0 is any free one), or stop what uses it"
-        ) from None
-    return bound
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,6 +196,7 @@ def _config(app: ASGIApp, settings: Settings) -> uvicorn.Config:
         ws="none",
         lifespan="on",
         access_log=False,
+        log_config=None,  # its warnings go where those of this process go
         log_level="warning",
         server_header=False,
         proxy_headers=settings.behind_proxy,

@@ -8,11 +8,9 @@ that.
 from __future__ import annotations
 
 import asyncio
-import hmac
 import json
 import logging
 import math
-import os
 import re
 import time
 from collections import Counter, OrderedDict
@@ -26,11 +24,10 @@ from collections.abc import (
     Sequence,
 )
 from concurrent.futures import Executor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field
-from hashlib import blake2b, sha256
+from hashlib import blake2b
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from starlette.applications import Starlette
@@ -39,10 +36,6 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send, StatelessLifespan
-
-from dpstream.errors import SecretError
-from dpstream.privacy.state.durable_files import create_exclusive
-from dpstream.privacy.state.secret import mint_token
 
 LONGEST_URL = 8192
 _MOST_CLIENTS = 10_000  # addresses that are remembered
@@ -63,8 +56,6 @@ HEADERS = {
 }
 _LOG = logging.getLogger("dpstream.serve")
 _WORDS = {404: "there is nothing here", 405: "this method is not allowed here"}
-VARIABLE = "DPSTREAM_OPERATOR_TOKEN"
-_SHORTEST = 16
 _NUMBERS = re.compile(r"-?[0-9]{1,18}")
 _SURROGATES = re.compile("[\ud800-\udfff]")
 Given = Mapping[str, Any]
@@ -239,53 +230,6 @@ class Limits:
             self._left.popitem(last=False)
         if left < 1:
             raise Refusal(429, "too many requests; slow down", {"retry-after": "1"})
-
-
-class Token:
-    """Compares what is given with what is wanted, in a time that tells nothing."""
-
-    def __init__(self, value: str, *, source: str) -> None:
-        if len(value) < _SHORTEST or not value.isascii() or not value.isprintable():
-            raise SecretError(
-                f"the operator's token in {source} must be at least {_SHORTEST} printable ASCII "
-                "characters; choose a longer one, or leave it out and let one be made"
-            )
-        self._digest = sha256(value.encode()).digest()
-        self.source = source
-
-    def fits(self, authorization: str | None) -> bool:
-        """Does this header carry the token?"""
-        scheme, _, given = (authorization or "").partition(" ")
-        digest = sha256(given.strip().encode("utf-8", "surrogatepass")).digest()
-        return hmac.compare_digest(digest, self._digest) and scheme.lower() == "bearer"
-
-    def check(self, scope: Scope) -> None:
-        """Refuse a request without the token."""
-        given = dict(scope["headers"]).get(b"authorization", b"").decode("latin-1")
-        if not self.fits(given):
-            raise Refusal(401, "the operator's token is needed", {"www-authenticate": "Bearer"})
-
-    def __repr__(self) -> str:
-        return f"Token(from {self.source})"
-
-
-def load_token(path: Path) -> Token:
-    """The token of the environment, or of the file, which is made if it is not there."""
-    given = os.environ.get(VARIABLE)
-    if given:
-        return Token(given, source=VARIABLE)
-    if not path.exists():
-        with suppress(FileExistsError):  # another process was first: that one counts
-            create_exclusive(path, f"{mint_token()}\n".encode())
-    with path.open("rb") as file:
-        mode = os.fstat(file.fileno()).st_mode & 0o777
-        text = file.read(4096)
-    if mode & 0o077:
-        raise SecretError(
-            f"{path} has mode {mode:04o}: others may read the operator's token; run chmod 600 "
-            f"{path}, and replace the token if it may have been read"
-        )
-    return Token(text.decode("ascii", "replace").strip(), source=str(path))
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,9 @@ from dpstream import errors
 from dpstream.engines.clock import SystemClock
 from dpstream.engines.embedded.process_memory import keep_freed_memory
 from dpstream.engines.query_run import EngineOptions
+from dpstream.operator_log import FORMAT, LEVEL, log_to_stderr
 from dpstream.privacy.state.durable_files import make_directory
+from dpstream.serve.metrics import described, report
 from dpstream.serve.public_facts import describe_queries
 from dpstream.serve.release_store import ReleaseStore, hold_folder
 from dpstream.session import Runs
@@ -96,28 +98,6 @@ def publish(
                     runs.stop()
 
 
-def report(runs: Runs) -> dict[str, Any]:
-    """How far the queries are, and what became of their rows; not private."""
-    starved = runs.warn_starved()
-    queries = {}
-    for name, run in [*runs.runs.items()]:
-        queries[name] = {
-            **run.operator_facts(),
-            "triggers_done": run.steps_done,
-            "triggers": run.query.schedule.steps,
-            "next_trigger": run.next_trigger,
-            "starved": name in starved,
-        }
-        problem = runs.failures.get(name)
-        if problem is not None:
-            queries[name]["failed"] = _described(problem)
-    return {"queries": queries}
-
-
-def _described(problem: Exception) -> dict[str, Any]:
-    return {"error": type(problem).__name__, "message": str(problem)}
-
-
 def _retry_delay(problem: Exception, tries: int) -> float | None:
     """Seconds until a query that has failed is tried again; None: what is wrong stays so."""
     if type(problem).__name__ in NOT_AGAIN:
@@ -148,6 +128,11 @@ def _report_for_ever(runs: Runs, over: threading.Event) -> None:
 
 def main(args: Sequence[str]) -> int:
     """Run the pipeline of a file, on an engine; "strict": only if every query can begin."""
+    with log_to_stderr(os.environ.get(FORMAT), os.environ.get(LEVEL)):
+        return _run(args)
+
+
+def _run(args: Sequence[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server
     over, stop = threading.Event(), threading.Event()
     known: list[Runs] = []
@@ -167,7 +152,7 @@ def main(args: Sequence[str]) -> int:
         pipeline = with_engine(load_pipeline(Path(args[0])), engine)
         publish(pipeline, tell=tell, stopped=stop, strict="strict" in args[2:])
     except Exception as problem:
-        failed = _described(problem)
+        failed = described(problem)
     finally:
         over.set()
         for thread in threads:
@@ -193,9 +178,12 @@ class Supervisor:
     problem: dict[str, Any] | None = None
     """What it has died of; not private."""
     pid: int | None = None
+    began: float = field(default_factory=time.time)
+    """When the process was started."""
     say: Callable[[str], None] = lambda words: None
     """Tells the operator, and nobody else, about rows that were not used."""
     _begun: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    _kills: int = field(default=0, init=False)
     _said: str = field(default="", init=False)
     _said_at: float = field(default=-_SAYING, init=False)
 
@@ -221,7 +209,7 @@ class Supervisor:
                 code: int | None = await self._once()
             except Exception as problem:  # it could not even be started
                 code = None
-                self.problem = _described(problem)
+                self.problem = described(problem)
             first = not self._begun.is_set()
             self._begun.set()
             if code == 0:
@@ -232,10 +220,19 @@ class Supervisor:
                 return
             if code is not None and self._is_refused():
                 return
-            _LOG.warning("the pipeline's process has left with %s: %s", code, self.problem)
+            if self.problem is None and code is not None:
+                out_of_memory = oom_kills() > self._kills
+                self.problem = {"error": "Died", "message": died(code, out_of_memory)}
+            pause = PATIENCE[min(self.restarts, len(PATIENCE) - 1)]
+            _LOG.error(
+                "the pipeline's process is gone (%s: %s); it is started again in %g s, and goes on "
+                "where it was",
+                *(self.problem or {}).values(),
+                pause,
+            )
             self.state = "restarting"
             self.restarts += 1
-            await asyncio.sleep(PATIENCE[min(self.restarts, len(PATIENCE)) - 1])
+            await asyncio.sleep(pause)
 
     def _is_refused(self) -> bool:
         """Has it left for a reason that the next try would find unchanged?"""
@@ -246,7 +243,7 @@ class Supervisor:
             "it is not tried again; what was released is still served; mend the budget or the "
             "pipeline file, and start dpstream serve again"
         )
-        self.say(f"the pipeline does not run: {self.problem['message']}; {self.problem['next']}")
+        _LOG.error("the pipeline does not run: %s", "; ".join([*self.problem.values()][1:]))
         return True
 
     async def _once(self) -> int:
@@ -260,7 +257,7 @@ class Supervisor:
             limit=_LONGEST_LINE,
         )
         assert process.stdout is not None
-        self.pid = process.pid
+        self.pid, self.began, self._kills = process.pid, time.time(), oom_kills()
         try:
             async for line in process.stdout:
                 self._hear(line)
@@ -323,6 +320,45 @@ class Supervisor:
         if words and words != self._said and now >= self._said_at + _SAYING:
             self._said, self._said_at = words, now
             self.say(f"operator only: {words}; see /dead-letters and /lag")
+
+
+def died(code: int, out_of_memory: bool) -> str:
+    """Why a process left without a word, as far as its exit code and the kernel tell.
+
+    >>> died(-11, False)
+    'it was ended by SIGSEGV, a fault in native code: please report it'
+    """
+    if code >= 0:
+        return f"it left with the exit code {code}, and what it said is on standard error above"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    if out_of_memory:
+        why = (
+            ", and the kernel has ended a process for want of memory meanwhile: give it more (the "
+            "service's or container's limit), run fewer queries at once, or see `dpstream explain` "
+            "for what each takes"
+        )
+    elif code == -signal.SIGKILL:
+        why = (
+            ": somebody has killed it, or the kernel for want of memory: look for 'oom' in "
+            "`journalctl -k` or in what the container's runtime says"
+        )
+    elif name in ("SIGSEGV", "SIGBUS", "SIGILL", "SIGABRT", "SIGFPE"):
+        why = ", a fault in native code: please report it"
+    else:
+        why = ": somebody has sent it"
+    return f"it was ended by {name}{why}"
+
+
+def oom_kills() -> int:
+    """How many processes the kernel has ended for want of memory since it started; 0: unknown."""
+    with suppress(OSError, ValueError):
+        for line in Path("/proc/vmstat").read_text().splitlines():
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    return 0
 
 
 def refusal(problem: Mapping[str, Any]) -> Exception:

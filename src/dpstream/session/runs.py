@@ -15,6 +15,7 @@ from dpstream.connectors.shared import SharedSink
 from dpstream.engines.collected import Releases, release_facts
 from dpstream.engines.embedded.live_reader import Arrivals
 from dpstream.engines.query_run import Run
+from dpstream.operator_log import in_our_words
 from dpstream.query.schedule import Schedule
 from dpstream.query.windows import instant
 
@@ -82,7 +83,12 @@ class Runs:
             yield from self._in_turn()
         self._release()
         for name, problem in [*self.failures.items()][1:]:
-            _LOG.error("query %r has failed, too: %s", name, problem)
+            _LOG.error(
+                "query %r has failed, too: %s",
+                name,
+                in_our_words(problem),
+                extra={"facts": {"query": name}},
+            )
         if self.failures:
             raise next(iter(self.failures.values()))
 
@@ -165,7 +171,12 @@ class Runs:
 
     def _note_failure(self, name: str, problem: Exception) -> None:
         if len(self.runs) > 1:
-            _LOG.error("query %r has failed; the others go on: %s", name, problem)
+            _LOG.error(
+                "query %r has failed; the others go on: %s",
+                name,
+                in_our_words(problem),
+                extra={"facts": {"query": name}},
+            )
         self.failures[name] = problem
         self.runs[name].leave()
 
@@ -178,24 +189,23 @@ class Runs:
         for run in self.runs.values():
             if run.arrivals is not None:
                 most[run.arrivals] = max(most.get(run.arrivals, 0), run.operator.read)
-        starved = {
-            name: most[run.arrivals]
+        starved = [
+            name
             for name, run in self.runs.items()
             if run.arrivals is not None
             and not run.operator.read
             and most[run.arrivals]
             and run.clock.now() >= (self._first_due[name] or math.inf) + _PATIENCE
-        }
+        ]
         for name in [name for name in starved if name not in self._starved]:
             self._starved.add(name)
             _LOG.warning(
                 "query %r has read nothing since this start, while another query over its source "
-                "has read %d rows (operator only, not private); is its sink slow, or has it "
-                "failed?",
+                "has (operator only, not private); is its sink slow, or has it failed?",
                 name,
-                starved[name],
+                extra={"facts": {"query": name}},
             )
-        return [*starved]
+        return starved
 
     def _release(self) -> None:
         """The sources may be closed."""
