@@ -49,11 +49,12 @@ class WaitedClock:
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """Seconds of the first trigger, of those without news (and of the processor for them) while the
-    directory is listed each time and while it is not, and of a restart; mebibytes that the process
-    has grown by, and of its state."""
+    """Seconds of the first trigger, of those without news while the directory is listed each time
+    and while it is not, and of a restart; of the processor for the first and for one without news;
+    mebibytes that the process has grown by, and of its state."""
 
     first: float
+    first_cpu: float
     listed: list[float]
     idle: list[float]
     cpu: float
@@ -79,6 +80,7 @@ def findings(seen: dict[int, Seen]) -> Findings:
         {
             "files": count,
             "first_trigger_s": one.first,
+            "first_trigger_cpu_s": one.first_cpu,
             "idle_median_ms": 1000 * statistics.median(one.idle),
             "idle_worst_ms": 1000 * max(one.idle),
             "idle_cpu_ms": 1000 * one.cpu,
@@ -114,7 +116,9 @@ def _seen(count: int, *, settle: float = files.COARSE) -> Seen:
             (place / "in" / f"part-{number:08d}.csv").write_text(f"user,page,at\n{row}")
         before = _peak()
         releases = _releases(place, clock)
+        used = time.process_time()
         first = _timed(releases)
+        first_cpu = time.process_time() - used
         listed = [_timed(releases) for _ in range(_TRIGGERS)]
         time.sleep(settle)
         _timed(releases)  # lists for the last time
@@ -131,6 +135,7 @@ def _seen(count: int, *, settle: float = files.COARSE) -> Seen:
     grown = (_peak() - before) / 2**20
     return Seen(
         first=first,
+        first_cpu=first_cpu,
         listed=listed,
         idle=idle,
         cpu=used / len(idle),

@@ -20,7 +20,8 @@ One warning: NewBook. Messages say what was asked, what was found and what to do
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 
 
@@ -80,6 +81,32 @@ class NewBook(UserWarning):
     """A budget begins that nothing else counts: there is no ledger, or its file was removed."""
 
 
+def refuse_unwritable(name: str, value: object) -> None:
+    r"""Refuse a parameter that holds, however deep, text that UTF-8 lacks.
+
+    >>> refuse_unwritable("keys", ("page", "x\ud800"))
+    Traceback (most recent call last):
+    dpstream.errors.InvalidParameter: keys must be Unicode text; got 'x\ud800', whose character 2 is
+    half of one
+    """
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError as problem:
+            raise InvalidParameter(
+                f"{name} must be Unicode text; got {value!r:.200}, whose character "
+                f"{problem.start + 1} is half of one"
+            ) from None
+    elif isinstance(value, tuple | list):
+        for each in value:
+            refuse_unwritable(name, each)
+    elif isinstance(value, Mapping):
+        refuse_unwritable(name, [*value, *value.values()])
+    elif is_dataclass(value) and not isinstance(value, type):
+        for part in fields(value):
+            refuse_unwritable(part.name, getattr(value, part.name))
+
+
 def no_column(place: str, name: str, known: Sequence[str]) -> UnusableFile:
     """What to say of a column that is not there.
 
@@ -106,5 +133,6 @@ def unreadable(path: Path, problem: Exception, *, kind: str = "") -> InvalidInpu
     error = UnusableFile if number is None else InvalidInput
     if kind:
         reason = str(problem).partition("\n")[0]
-        return error(f"{path} cannot be read as {kind}: {reason}; write the file again")
+        smaller = " in smaller row groups" if isinstance(problem, MemoryError) else ""
+        return error(f"{path} cannot be read as {kind}: {reason}; write the file again{smaller}")
     return error(f"{path} cannot be read: {problem}")

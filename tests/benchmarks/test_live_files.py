@@ -9,6 +9,7 @@ def test_slow_triggers_miss_the_target():
     """Both kinds of triggers without news are judged."""
     seen = live_files.Seen(
         first=1.0,
+        first_cpu=0.1,
         listed=[0.04],
         idle=[0.01, 0.02, 0.03],
         cpu=0.01,

@@ -17,8 +17,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from dpstream.connectors.files.parquet import ParquetFile
+from dpstream.connectors.files.size_limits import SizeLimits
 from dpstream.connectors.files.source import Files, GrowingDirectory
-from dpstream.connectors.files.text import SizeLimits
 from dpstream.connectors.memory import TableSource
 from dpstream.connectors.pipes import StandardInput
 from dpstream.connectors.registry import open_source

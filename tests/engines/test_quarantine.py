@@ -20,6 +20,7 @@ import pytest
 import dpstream as dps
 from dpstream.connectors.encode import ENCODERS
 from dpstream.connectors.files import trial
+from dpstream.connectors.files.parquet import ParquetFile
 from dpstream.connectors.files.source import GrowingDirectory
 from dpstream.connectors.files.text import TextFile
 from dpstream.connectors.messages import Decoder
@@ -431,3 +432,105 @@ def test_a_file_that_ends_its_reader_is_set_aside(tmp_path, monkeypatch):
 
     trial.try_parquet(tmp_path / "b.parquet", COLUMNS)
     trial._end_trials()
+
+
+def test_one_byte_that_ends_arrows_process_ends_no_run(tmp_path):
+    """A footer whose column cannot be missing, with statistics of one that can: Arrow aborts."""
+    data = content("parquet", 1)
+    at = data.rindex(b"\x25\x02")  # in the last column of the schema: optional
+    put(tmp_path / "in", "a.parquet", data[:at] + b"\x25\x00" + data[at + 2 :])
+    put(tmp_path / "in", "b.parquet", content("parquet", 2))
+    run = start(tmp_path, tmp_path / "in").finish()
+    (reason,) = run.operator.quarantined.values()
+
+    assert run.operator.read == 120
+    assert "a.parquet cannot be read as Parquet: " in reason
+
+
+def thrift(number):
+    """A number of the compact protocol: zigzag, seven bits a byte."""
+    number, data = (number << 1) ^ (number >> 63), bytearray()
+    while number > 127:
+        data.append(number & 127 | 128)
+        number >>= 7
+    return bytes([*data, number])
+
+
+def lying_page(claimed=(1 << 31) - 1):
+    """A whole file whose only page says that it has two gigabytes when it is unpacked."""
+    file = io.BytesIO()
+    how = {"use_dictionary": False, "write_statistics": False, "store_schema": False}
+    pq.write_table(pa.table({"user": [str(n) for n in range(1000)]}), file, **how)
+    chunk, data = pq.ParquetFile(file).metadata.row_group(0).column(0), file.getvalue()
+    head, size = data[4:7], len(thrift(chunk.total_uncompressed_size))
+    assert head == b"\x15\x00\x15"  # a data page; its size comes next
+    more = len(thrift(claimed)) - size
+    data = data[:7] + thrift(claimed) + data[7 + size :]
+    packed, longer = (b"\x16" + thrift(chunk.total_compressed_size + n) for n in (0, more))
+    return data.replace(packed, longer, 1)
+
+
+def test_a_page_that_states_a_huge_size_takes_no_memory(tmp_path, monkeypatch):
+    """The process that tries a file has a bound; the reason says what was asked for."""
+    put(tmp_path, "a.parquet", lying_page())
+    put(tmp_path, "b.parquet", content("parquet", 1))
+    monkeypatch.setattr(trial, "_MEMORY", 2 << 30)
+    with pytest.raises(UnusableFile, match=r"malloc of size 2147483\d+ failed.* row groups"):
+        trial.try_parquet(tmp_path / "a.parquet", ["user"])
+    trial.try_parquet(tmp_path / "b.parquet", COLUMNS)
+    monkeypatch.setattr(trial, "_MEMORY", 8 << 30)  # the lie comes out when it is unpacked
+    with pytest.raises(UnusableFile, match=r"cannot be read as Parquet: (?!malloc)"):
+        trial.try_parquet(tmp_path / "a.parquet", ["user"])
+
+
+@pytest.mark.parametrize(
+    ("field", "lie", "said"),
+    [
+        ("num_values", 3001, "its footer has sizes of the column 'user' that cannot be true"),
+        ("num_values", -1, "its footer has sizes of the column 'user' that cannot be true"),
+        ("total_compressed_size", 1 << 40, "sizes of the column 'user' that cannot be true"),
+        ("total_uncompressed_size", -1, "sizes of the column 'user' that cannot be true"),
+        ("total_uncompressed_size", 1 << 40, "more than max_unpacked_bytes = 68719476736"),
+    ],
+)
+def test_sizes_of_a_footer_that_cannot_be_true_are_refused_first(tmp_path, field, lie, said):
+    """Of a column: what the whole row group states is left as it was."""
+    file = io.BytesIO()
+    pq.write_table(clicks(1, 3000).select(["user"]), file, compression="zstd")
+    chunk, data = pq.ParquetFile(file).metadata.row_group(0).column(0), file.getvalue()
+    size = int.from_bytes(data[-8:-4], "little")
+    body, footer, told = data[: -8 - size], data[-8 - size : -8], getattr(chunk, field)
+    before, after, rest = footer.partition(b"\x19\x1c\x19")  # where the row groups begin
+    rest = rest.replace(b"\x16" + thrift(told), b"\x16" + thrift(lie), 1)
+    footer = before + after + rest
+    path = tmp_path / "a.parquet"
+    path.write_bytes(body + footer + len(footer).to_bytes(4, "little") + b"PAR1")
+
+    assert getattr(pq.ParquetFile(path).metadata.row_group(0).column(0), field) == lie
+    with pytest.raises(UnusableFile, match=said):
+        ParquetFile(path, name="a")
+
+
+@pytest.mark.parametrize("name", [b"a\xff.csv", b"a\xff.parquet", b"cut\xff.parquet"])
+def test_a_file_name_may_be_no_text(tmp_path, name):
+    """It is counted, or set aside, as any other, also by a second start; letters show the bytes."""
+    folder, name = tmp_path / "in", os.fsdecode(name)
+    data = content(name.partition(".")[2], 1)
+    data = damaged(data) if name.startswith("cut") else data + b"x,y\n" * name.endswith("csv")
+
+    def come():
+        put(folder, name, data)
+        put(folder, "b.csv", content("csv", 2))
+
+    clock = ScriptedClock(0, [(HOUR // 2, come)])
+    run = start_live(tmp_path, clock, ASKED)
+    next(iter(run))
+    read = run.operator.read
+    run.close()
+    again = start_live(tmp_path, clock, ASKED).finish()
+
+    assert again.operator.read == read == {"a": 240, "c": 120}[name[0]] + name.endswith("csv")
+    assert list(again.operator.quarantined) == [name] * name.startswith("cut")
+    shown = [letter["where"] for letter in letters(tmp_path / "state")]
+    assert all(name.replace("\udcff", "\\udcff") in where for where in shown)
+    assert len(shown) == (not name.startswith("a\udcff.p"))

@@ -6,6 +6,7 @@ from dataclasses import fields
 
 import pytest
 
+import dpstream as dps
 from dpstream.errors import InvalidParameter
 from dpstream.query.aggregates import Avg, Count, Sum
 from dpstream.query.query import Bounds, Query
@@ -60,6 +61,7 @@ def test_bounds_fit_each_other(facts, bounds):
         {"keys": ("user",)},
         {"name": ""},
         {"name": "x" * 61},
+        {**DATED, "window": "1 day"},
         {"time_zone": "Nowhere"},
         {"every": "1 hour"},
         {"window": Tumble("1 day")},
@@ -176,3 +178,31 @@ def test_the_typed_signature_has_every_field():
     ]
     made = inspect.signature(Query).parameters.values()
     assert sorted(required) == sorted(one.name for one in made if one.default is one.empty)
+
+
+@pytest.mark.parametrize(
+    ("facts", "named"),
+    [
+        ({"name": "x\ud800"}, "name"),
+        ({"keys": ("x\ud800",)}, "keys"),
+        ({"public_groups": ["a", "x\ud800"]}, "public_groups"),
+        ({"privacy_unit_column": "x\ud800"}, "privacy_unit_column"),
+        ({"aggregates": (Count("x\ud800"),)}, "name"),
+        ({"column_types": {"x\ud800": "INT64"}}, "column_types"),
+    ],
+)
+def test_half_a_character_is_refused_wherever_text_is_given(facts, named):
+    """Nothing could write it, and Arrow's own error says neither where it is nor what to do."""
+    with pytest.raises(InvalidParameter, match=f"{named} must be Unicode text; got 'x.ud800'"):
+        query_of(**facts)
+
+
+def test_half_a_character_is_refused_in_sql_and_in_places(tmp_path):
+    """What names a file may be no text, as names of files may; but no file has half a character."""
+    with pytest.raises(InvalidParameter, match=r"SQL must be Unicode text; got .SELECT"):
+        dps.sql("SELECT '\ud800'")
+    query = query_of(public_groups=["a"])
+    for part in ("source", "sink", "state", "secret", "ledger", "dead_letters"):
+        places = {"source": str(tmp_path), "ledger": dps.Ledger()} | {part: "x\ud800"}
+        with pytest.raises(InvalidParameter, match=f"{part} must be Unicode text"):
+            dps.run(query, **places)

@@ -161,6 +161,42 @@ def test_a_pipeline_over_files_is_served_after_it_has_ended(tmp_path):
     assert json.loads(first)["rows"][0]["key"] == ["home"]
 
 
+def test_a_quarantined_file_is_a_warning_to_the_operator_and_nothing_to_readers(tmp_path):
+    """The pipeline is healthy; how many files, which and why are not private."""
+    text = PUSHED.replace('"http:"', '"in/"\nlive = true')
+    path = write(tmp_path / "p", [], text)
+    folder = tmp_path / "p" / "in"
+    folder.mkdir()
+    with served(path) as server:
+        until(lambda: server.health()["newest_release"] >= 1)
+        before = server.health()
+        (folder / os.fsdecode(b"harm\xff.parquet")).write_bytes(b"PAR1 and no more")
+        until(lambda: server.health()["quarantined_files"])
+        seen = server.health()["newest_release"]
+        until(lambda: server.health()["newest_release"] >= seen + 2)
+        health, metrics = server.health(), _metrics(server)
+        letters = json.loads(server.ask("/dead-letters", side="operator")[1])
+        public = b"".join(
+            server.ask(place)[1]
+            for place in (
+                *("/", "/api", "/api/queries", "/api/queries/pages", "/api/queries/pages/latest"),
+                *("/api/queries/pages/releases", "/api/ledger", "/api/openapi.json"),
+            )
+        )
+        _, said = server.stop()
+
+    assert before["quarantined_files"] == {}
+    assert (health["healthy"], health["pipeline"]) == (True, "running")
+    assert health["quarantined_files"] == {"pages": 1}
+    assert 'dpstream_files_quarantined{query="pages"} 1' in metrics
+    assert "cannot be read as Parquet" in letters["dead_letters"][0]["reason"]
+    assert letters["dead_letters"][0]["where"] == "harm\\udcff.parquet"
+    assert "operator only: pages: 1 files are quarantined" in said
+    assert b"pages" in public
+    assert b"quarantine" not in public
+    assert b"harm" not in public
+
+
 def test_a_book_that_refuses_later_is_shown_as_it_is(pipeline):
     """The page stays, and says that the budget is used up; the amounts are the operator's affair.
 

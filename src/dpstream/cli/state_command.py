@@ -105,7 +105,8 @@ def list_quarantine(
         print_json({"quarantined": listed})
         return
     for one in listed:
-        print(f"{one['directory']}: {one['file']} (SHA-256 {one['sha256']}): {one['reason']}")
+        line = f"{one['directory']}: {one['file']} (SHA-256 {one['sha256']}): {one['reason']}"
+        print(line.encode(errors="backslashreplace").decode())  # names of files may be no UTF-8
 
 
 def _runs_in(folder: Path) -> list[Path]:

@@ -83,5 +83,9 @@ def _keep_private(folder: Path) -> None:
 
 
 def _table(rows: list[Rejected]) -> pa.Table:
-    columns = {name: [getattr(row, name) for row in rows] for name in _COLUMNS}
+    """The rows as text; a file's name may have bytes that are none, and they are shown as such."""
+    columns = {
+        name: [getattr(row, name).encode(errors="backslashreplace") for row in rows]
+        for name in _COLUMNS
+    }
     return pa.table(columns, schema=pa.schema([(name, pa.string()) for name in _COLUMNS]))

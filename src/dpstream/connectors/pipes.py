@@ -22,11 +22,10 @@ import pyarrow as pa
 from dpstream.connectors.encode import jsonl, with_numbers
 from dpstream.connectors.files.csv import CsvParser
 from dpstream.connectors.files.jsonl import JsonlParser
+from dpstream.connectors.files.size_limits import LIMITS, SizeLimits
 from dpstream.connectors.files.text import (
     BLOCK,
-    LIMITS,
     Parser,
-    SizeLimits,
     UnreadableRange,
     empty_strings,
     rejected_rows,

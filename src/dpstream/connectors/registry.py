@@ -21,8 +21,8 @@ from dpstream.connectors.database import DuckdbSink, SqliteSink
 from dpstream.connectors.delta import DeltaSink
 from dpstream.connectors.encode import ENCODERS
 from dpstream.connectors.files.sink import DirectorySink
+from dpstream.connectors.files.size_limits import SizeLimits
 from dpstream.connectors.files.source import SUFFIXES, Files, GrowingDirectory, suffix
-from dpstream.connectors.files.text import SizeLimits
 from dpstream.connectors.memory import table_source
 from dpstream.connectors.pipes import StandardInput, StdoutSink
 from dpstream.connectors.server_base import ServerOptions, is_uri

@@ -27,11 +27,11 @@ def safe_name(text: str) -> str:
 
     A text that is too long for a file name is cut, and its digest added.
     """
-    safe = quote(text, safe="").replace(".", "%2E")
+    safe = quote(text, safe="", errors="surrogatepass").replace(".", "%2E")
     safe = f"%5F{safe[1:]}" if safe.startswith("_") else safe
     if len(safe) <= _LONGEST:
         return safe
-    digest = hashlib.sha256(text.encode()).hexdigest()
+    digest = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
     return f"{safe[: _LONGEST - len(digest) - 1]}~{digest}"
 
 

@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol, Self
 
 import pyarrow as pa
 
-from dpstream.errors import InvalidParameter
+from dpstream.errors import InvalidParameter, refuse_unwritable
 from dpstream.mechanisms.base import whole
 from dpstream.privacy.query_spend import ALL_PERIODS, PaidPeriods
 from dpstream.privacy.state.identity import Identified, canonical
@@ -120,6 +120,7 @@ class RowSpec(Identified, identity=None, keys=_KEYS):
     finish: Finish | None = None
 
     def __post_init__(self) -> None:
+        refuse_unwritable("query", self)
         put = partial(object.__setattr__, self)
         put("keys", _column_names(self.keys))
         put("public_groups", _one_tuple_per_group(self.keys, self.public_groups))
@@ -174,6 +175,11 @@ class RowSpec(Identified, identity=None, keys=_KEYS):
         """Refuse times that do not go together."""
         if self.every is not None and self.triggers is not None:
             raise InvalidParameter("give every= or triggers=, not both")
+        if not isinstance(self.window, Tumble | None):
+            raise InvalidParameter(
+                f"window must be Tumble, Hop or Cumulate, such as Tumble('1 hour'); got "
+                f"{self.window!r}"
+            )
         if self.window is not None:
             self.window.check(self.time_zone)
         if self.time_unit is not None and self.time_unit not in TIME_UNITS:

@@ -13,8 +13,8 @@ from typing import Any, TypeAlias, cast
 import pyarrow as pa
 
 from dpstream.connectors.dead_letters import DeadLetters
+from dpstream.connectors.files.size_limits import SizeLimits
 from dpstream.connectors.files.source import open_directory
-from dpstream.connectors.files.text import SizeLimits
 from dpstream.connectors.registry import open_sink, open_source
 from dpstream.connectors.server_base import ServerOptions, is_uri
 from dpstream.connectors.shared import SharedSink, SharedSource, shared_sinks
@@ -33,7 +33,13 @@ from dpstream.engines.query_run import (
     QueryRun,
     Run,
 )
-from dpstream.errors import BudgetExceeded, InvalidParameter, LedgerError, StateError
+from dpstream.errors import (
+    BudgetExceeded,
+    InvalidParameter,
+    LedgerError,
+    StateError,
+    refuse_unwritable,
+)
 from dpstream.privacy.ledger.charges import Terms
 from dpstream.privacy.ledger.ledger import Ledger, warn_of_own_book
 from dpstream.privacy.state import Secret
@@ -130,6 +136,8 @@ def run(
     >>> [table.column_names for table in run(query, source=clicks)]
     [['page', 'count', 'count_stddev', 'trigger_time', 'release_index']]
     """
+    places = {"source": source, "sink": sink, "history": history, "state": state}
+    _check_names(places | {"secret": secret, "ledger": ledger, "dead_letters": dead_letters})
     if source is None and history is None:
         raise InvalidParameter("a run needs a source: files, a table, or '-' for standard input")
     folder = None if state is None else Path(state)
@@ -220,6 +228,7 @@ def run_all(
 
     A query that fails stops alone: the others go on to their ends, and its error is raised then.
     """
+    _check_names({"state": state, "ledger": ledger, "secret": secret})
     names = [query.name for query in queries]
     if not queries or len(set(names)) < len(names):
         raise InvalidParameter(f"queries that run together need different names; got {names}")
@@ -418,6 +427,16 @@ def _absolute_paths(source: Any) -> Any:
     if isinstance(source, list | tuple):
         return [_absolute_paths(each) for each in source]
     return str(Path(source).absolute()) if _is_path(source) else source
+
+
+def _check_names(places: Mapping[str, Any]) -> None:
+    """Refuse names that no file can have; those of files need not be UTF-8."""
+    for part, place in places.items():
+        for each in place if isinstance(place, list | tuple) else [place]:
+            try:
+                os.fsencode(each if isinstance(each, str | os.PathLike) else "")
+            except UnicodeEncodeError:
+                refuse_unwritable(part, os.fspath(each))
 
 
 def _is_path(source: Any) -> bool:

@@ -18,7 +18,7 @@ from sqlglot.dialects.dialect import Dialect
 from sqlglot.errors import ParseError, SqlglotError, TokenError
 from sqlglot.tokenizer_core import Token, TokenType
 
-from dpstream.errors import InvalidParameter
+from dpstream.errors import InvalidParameter, refuse_unwritable
 from dpstream.query.aggregates import Avg, Stddev, Sum, Variance
 from dpstream.sql_compiler.functions import TRUNCATIONS
 
@@ -246,6 +246,7 @@ def parse(text: str) -> Statement:
     """Parse one statement; what cannot be read is underlined."""
     if len(text) > _LONGEST:
         raise InvalidParameter(f"SQL must have at most {_LONGEST} characters; got {len(text)}")
+    refuse_unwritable("SQL", text)
     dialect = PrivateSql()
     try:
         tokens = dialect.tokenize(text)

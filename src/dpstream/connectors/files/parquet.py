@@ -8,13 +8,14 @@ values stay in their dictionary.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dpstream.connectors.files.text import LIMITS, SizeLimits
+from dpstream.connectors.files.size_limits import LIMITS, SizeLimits
 from dpstream.errors import UnusableFile, unreadable
 from dpstream.records import Batch, Columns, Position, select_columns
 
@@ -42,8 +43,10 @@ class ParquetFile:
     ) -> None:
         self._path, self._name, self._rows, self._threads = path, name, rows, threads
         try:
-            self._bytes = pa.OSFile(str(path))
+            self._bytes = pa.OSFile(os.fsencode(path))
             self._file = pq.ParquetFile(self._bytes)
+            self._sizes = _unpacked_bytes(path, self._file, self._bytes.size())
+            limits.refuse_unpacked(path, sum(self._sizes))
             repeated = _repeated_strings(self._file, self._bytes)
             if repeated:
                 self._file = pq.ParquetFile(self._bytes, read_dictionary=repeated)
@@ -51,7 +54,6 @@ class ParquetFile:
             raise unreadable(path, problem, kind="Parquet") from problem
         self._schema, about = self._file.schema_arrow, self._file.metadata
         self._groups = [about.row_group(i) for i in range(about.num_row_groups)]
-        limits.refuse_unpacked(path, sum(group.total_byte_size for group in self._groups))
         self._slices: RowSlices | None = None
 
     def columns(self) -> dict[str, pa.DataType]:
@@ -130,7 +132,7 @@ class ParquetFile:
     def _slice_rows(self, group: int) -> int:
         """How many rows of a row group are read at once."""
         about = self._groups[group]
-        few: int = _SLICE_BYTES * about.num_rows // max(about.total_byte_size, 1)
+        few: int = _SLICE_BYTES * about.num_rows // max(self._sizes[group], 1)
         return max(1, min(self._rows, few))
 
     def _table(self, group: int, names: list[str], offset: int, count: int) -> pa.Table:
@@ -221,6 +223,33 @@ def _repeated_strings(file: pq.ParquetFile, content: pa.NativeFile) -> list[str]
         if size <= _DICTIONARY_BYTES * values:
             repeated.append(name)
     return repeated
+
+
+def _unpacked_bytes(path: Path, file: pq.ParquetFile, size: int) -> list[int]:
+    """The bytes of each row group when it is unpacked; sizes that cannot be true are refused.
+
+    They are those of its columns: what the group says itself may be anything.
+    """
+    groups = [file.metadata.row_group(i) for i in range(file.num_row_groups)]
+    unpacked = [0] * len(groups)
+    for j in range(len(file.schema)):
+        has_lists = file.schema.column(j).max_repetition_level > 0  # any number of values in a row
+        for i, group in enumerate(groups):
+            column = group.column(j)
+            start = min(column.data_page_offset, column.dictionary_page_offset or size)
+            packed, values = column.total_compressed_size, column.num_values
+            numbers = (start, packed, values, column.total_uncompressed_size, group.num_rows)
+            if (
+                min(numbers) < 0
+                or start + packed > size
+                or not (has_lists or values == group.num_rows)
+            ):
+                raise UnusableFile(
+                    f"{path} cannot be read as Parquet: its footer has sizes of the column "
+                    f"{column.path_in_schema!r} that cannot be true; write the file again"
+                )
+            unpacked[i] += column.total_uncompressed_size
+    return unpacked
 
 
 def _dictionary_bytes(content: pa.NativeFile, chunk: pq.ColumnChunkMetaData) -> int:

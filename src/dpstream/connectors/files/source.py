@@ -20,7 +20,8 @@ import pyarrow as pa
 from dpstream.connectors.files.csv import CsvParser
 from dpstream.connectors.files.jsonl import JsonlParser
 from dpstream.connectors.files.parquet import ParquetFile
-from dpstream.connectors.files.text import LIMITS, SizeLimits, TextFile, empty_strings
+from dpstream.connectors.files.size_limits import LIMITS, SizeLimits
+from dpstream.connectors.files.text import TextFile, empty_strings
 from dpstream.connectors.files.trial import start_trials, try_parquet
 from dpstream.errors import InvalidInput, InvalidParameter, UnusableFile, unreadable
 from dpstream.privacy.state.durable_files import file_identity, make_directory, sync_directory

@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import gzip
 import zlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol, cast
+from typing import BinaryIO, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from dpstream.compiled import compiled
-from dpstream.errors import InvalidInput, InvalidParameter, UnusableFile, unreadable
+from dpstream.connectors.files.size_limits import LIMITS, SizeLimits
+from dpstream.errors import InvalidInput, UnusableFile, unreadable
 from dpstream.records import Batch, Columns, Position, Rejected
 
 Bytes = npt.NDArray[np.uint8]
@@ -28,56 +29,6 @@ BLOCK = 8 << 20
 SHOWN = 4096
 """A rejected row is kept up to this many characters."""
 _QUOTE, _ONE = np.uint8(34), np.uint64(1)
-
-
-@dataclass(frozen=True, kw_only=True)
-class SizeLimits:
-    """How large a row may be, and a file when it is unpacked."""
-
-    max_row_bytes: int = 16 << 20
-    """A longer line is set aside alone."""
-    max_unpacked_bytes: int = 64 << 30
-    """A compressed file that is larger than this when it is unpacked is refused."""
-
-    def __post_init__(self) -> None:
-        for name, least, most in (
-            ("max_row_bytes", 1 << 20, 1 << 30),
-            ("max_unpacked_bytes", 1, 1 << 62),
-        ):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-                raise InvalidParameter(
-                    f"{name} must be a whole number from {least} to {most}; got {value!r}"
-                )
-
-    @classmethod
-    def of(cls, options: Mapping[str, Any] | None) -> SizeLimits:
-        """The limits that a source's options name.
-
-        >>> SizeLimits.of({"max_row_bytes": 1 << 24}).max_row_bytes
-        16777216
-        """
-        known = [each.name for each in fields(cls)]
-        for name in options or {}:
-            if name not in known:
-                raise InvalidParameter(f"files have no option {name!r}; {', '.join(known)}")
-        return cls(**(options or {}))
-
-    def too_long(self, size: int) -> str:
-        """Why a row of this many bytes is set aside."""
-        return f"it has {size} bytes, more than max_row_bytes = {self.max_row_bytes}"
-
-    def refuse_unpacked(self, path: Path, size: int) -> None:
-        """Refuse a file that has this many bytes, or more, when it is unpacked."""
-        if size > self.max_unpacked_bytes:
-            raise UnusableFile(
-                f"{path} has more than max_unpacked_bytes = {self.max_unpacked_bytes} bytes when "
-                f"it is unpacked ({path.stat().st_size} as it is); split it, or allow more: "
-                "options = { max_unpacked_bytes = ... }"
-            )
-
-
-LIMITS = SizeLimits()
 
 
 @dataclass(frozen=True, kw_only=True)

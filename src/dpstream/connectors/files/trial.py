@@ -1,9 +1,10 @@
 """Parquet files are tried in a process of their own before this one reads them.
 
 Arrow believes much of what a Parquet file says of itself: a damaged one may end the process that
-reads it, or fail in its last row group, when rows of the first are counted. So a child process
-(`try_parquet` starts it, and starts it anew when a file has ended it) reads the wanted columns of
-the whole file first, with the same reader. A file that it cannot read is an `UnusableFile`.
+reads it, take memory for sizes that only its page headers state, or fail in its last row group,
+when rows of the first are counted. So a child process (`try_parquet` starts it, and starts it anew
+when a file has ended it) reads the wanted columns of the whole file first, with the same reader,
+and with bounds on its memory and time. A file that it cannot read is an `UnusableFile`.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dpstream.connectors.files.parquet import ParquetFile
-from dpstream.connectors.files.text import LIMITS, SizeLimits
+from dpstream.connectors.files.size_limits import LIMITS, SizeLimits
 from dpstream.errors import InvalidInput, UnusableFile
 from dpstream.records import Columns
 
-_LEAST_MEMORY = 8 << 30
+_MEMORY = 8 << 30  # bytes that a file may take beside its own size, when it is read in slices
 _SECONDS, _BYTES_PER_SECOND = 120, 1 << 20  # of processor time for a file
 _lock = Lock()
 _child: tuple[int, subprocess.Popen[bytes]] | None = None  # with the process that has started it
@@ -40,6 +41,7 @@ def try_parquet(path: Path, columns: Columns, limits: SizeLimits = LIMITS) -> No
         "path": str(path),
         "columns": None if columns is None else [*columns],
         "limits": asdict(limits),
+        "memory": _MEMORY,
     }
     answer, status = _ask(question)
     if answer is None:
@@ -102,8 +104,10 @@ def _serve() -> None:
     """The child's life: a question a line, an answer a line, until nobody asks any more."""
     import resource
 
-    memory = max(_LEAST_MEMORY, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    page = os.sysconf("SC_PAGE_SIZE")
+    physical, own = os.sysconf("SC_PHYS_PAGES") * page, 0
+    with suppress(OSError):  # only Linux tells what a process has, and counts it all
+        own = int(Path("/proc/self/statm").read_text().split()[5]) * page
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever a library prints is no answer
@@ -112,10 +116,10 @@ def _serve() -> None:
         path = Path(question["path"])
         answer: dict[str, Any] = {}
         try:
-            used = resource.getrusage(resource.RUSAGE_SELF)
-            most = used.ru_utime + used.ru_stime + path.stat().st_size / _BYTES_PER_SECOND
-            hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
-            resource.setrlimit(resource.RLIMIT_CPU, (int(most) + _SECONDS, hard))
+            size, used = path.stat().st_size, resource.getrusage(resource.RUSAGE_SELF)
+            most = used.ru_utime + used.ru_stime + size / _BYTES_PER_SECOND
+            _limit(resource.RLIMIT_CPU, int(most) + _SECONDS)
+            _limit(resource.RLIMIT_DATA, own + min(size + question["memory"], physical))
             read_through(path, question["columns"], SizeLimits(**question["limits"]))
         except InvalidInput as problem:
             answer = {"unusable": isinstance(problem, UnusableFile), "reason": str(problem)}
@@ -125,6 +129,12 @@ def _serve() -> None:
             answer = {"unusable": True, "reason": reason}
         answers.write(json.dumps(answer).encode() + b"\n")
         answers.flush()
+
+
+def _limit(what: int, most: int) -> None:
+    import resource
+
+    resource.setrlimit(what, (most, resource.getrlimit(what)[1]))
 
 
 def read_through(path: Path, columns: Columns, limits: SizeLimits = LIMITS) -> None:
