@@ -63,6 +63,7 @@ from dpstream.query.noise_plan import plan_query as plan_query
 from dpstream.query.row_spec import Finish as Finish
 from dpstream.query.row_spec import Prepare as Prepare
 from dpstream.records import Batch as Batch
+from dpstream.records import CheckedSink as CheckedSink
 from dpstream.records import ChunkRanges as ChunkRanges
 from dpstream.records import CommittingSource as CommittingSource
 from dpstream.records import ConcurrentSink as ConcurrentSink

@@ -248,8 +248,8 @@ class InferredTypes(Source, Protocol):
 class Sink(Protocol):
     """Where releases go; called by one thread at a time, not always the same one.
 
-    What a sink may be able to do beside this is a protocol of its own: `FencingSink`,
-    `TwoPhaseSink`, `ConcurrentSink`.
+    What a sink may be able to do beside this is a protocol of its own: `CheckedSink`,
+    `FencingSink`, `TwoPhaseSink`, `ConcurrentSink`.
     """
 
     def write(self, name: str, window: int, trigger: int, table: pa.Table) -> None:
@@ -260,6 +260,20 @@ class Sink(Protocol):
 
     def close(self) -> None:
         """Release files and connections."""
+
+
+@runtime_checkable
+class CheckedSink(Sink, Protocol):
+    """A sink that can tell beforehand what it would refuse of a query's releases.
+
+    Any other sink tells with the first release, when the query is paid for.
+    """
+
+    def check(self, name: str, schema: pa.Schema) -> None:
+        """Refuse names, columns, tables and permissions that `write` would; leave nothing behind.
+
+        It is called before a run is charged, with the columns of its releases.
+        """
 
 
 @runtime_checkable
@@ -300,6 +314,12 @@ class ConcurrentSink(Sink, Protocol):
     @property
     def concurrent(self) -> bool:
         """May they?"""
+
+
+def check_schema(sink: Sink | None, name: str, schema: pa.Schema) -> None:
+    """Refuse a query whose releases the sink could not take, as far as it can tell."""
+    if isinstance(sink, CheckedSink):
+        sink.check(name, schema)
 
 
 def fence(sink: Sink | None, name: str, run: str) -> None:

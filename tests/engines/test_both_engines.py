@@ -11,7 +11,7 @@ import pytest
 
 import dpstream as dps
 from dpstream.engines.query_run import EngineOptions
-from dpstream.errors import BudgetExceeded, InvalidParameter, StateError
+from dpstream.errors import BudgetExceeded, InvalidInput, InvalidParameter, StateError
 from tests.engines.test_dead_letters import (
     CSV,
     REASONS,
@@ -49,6 +49,19 @@ def test_rows_in_any_order_late_ones_too(engine, tmp_path, expected):
     came = np.array(table()["came"]) // 3600
     at = np.array(table()["at"]) // 3600
     assert run.operator.late == int((came >= at // 4 * 4 + 6).sum()) > 0
+
+
+def test_rows_that_are_all_useless_cost_nothing(engine, tmp_path):
+    """Refused before anything is charged or kept; a run that was charged is not looked at."""
+    write(tmp_path, table())
+    wrong = query(start="1990-01-01", end="1990-01-01T08:00", arrival_column=None)
+    with pytest.raises(InvalidInput, match="set start and end, by what is known"):
+        start(tmp_path, wrong, engine=engine)
+    assert not (tmp_path / "state").exists()
+    break_off(tmp_path, 1, wrong, engine=engine, anyway=True)
+    start(tmp_path, wrong, engine=engine).finish()
+
+    assert charges(tmp_path / "state" / "ledger") == 1
 
 
 @pytest.mark.parametrize("done", [1, 5])

@@ -15,7 +15,13 @@ import pytest
 import dpstream as dps
 from dpstream.engines.spark import SparkEngine, SparkSink
 from dpstream.engines.spark.spark_engine import FrameSink
-from dpstream.errors import BudgetExceeded, InvalidParameter, NoiseReuse, StateError
+from dpstream.errors import (
+    BudgetExceeded,
+    InvalidInput,
+    InvalidParameter,
+    NoiseReuse,
+    StateError,
+)
 from dpstream.privacy.state import unpack
 from dpstream.serve.release_store import ReleaseReader
 from dpstream.serve.worker import store_folder
@@ -72,6 +78,30 @@ def stream(session, place, *, at_once=1):
     folder = str(place / "in")
     reader = session.readStream.schema(session.read.parquet(folder).schema)
     return reader.option("maxFilesPerTrigger", at_once).parquet(folder)
+
+
+def test_a_frame_is_looked_at_before_the_charge(session, engine):
+    """Of a stream nothing can be looked at."""
+    times = [1_714_521_600_000 + n for n in range(50)]
+    frame = session.createDataFrame(
+        [(f"u{n}", time) for n, time in enumerate(times)], "user string, at bigint"
+    )
+    asked = dps.Query(
+        privacy_unit_column="user",
+        epsilon=1,
+        delta=1e-6,
+        max_groups_contributed=1,
+        time_column="at",
+        time_unit="s",
+        start="2024-05-01",
+        end="2024-05-02",
+    )
+    book = dps.Ledger()
+    with pytest.raises(InvalidInput, match="say time_unit = 'ms'"):
+        dps.run(asked, source=frame, engine=engine, ledger=book)
+
+    assert not book.report()
+    assert len(dps.run(asked, source=frame, engine=engine, ledger=book, anyway=True).collect()) == 1
 
 
 def test_a_stream_of_several_batches(session, engine, tmp_path, expected):

@@ -109,6 +109,7 @@ BROKEN = {
     "query": changed,
     "state": damaged,
     "source": lambda folder, path: (folder / "clicks.csv").unlink(),
+    "column": lambda folder, path: (folder / "clicks.csv").write_text("who,page,at\nu,home,1\n"),
 }
 
 

@@ -123,3 +123,5 @@ def test_a_topic_that_is_missing(kafka):
     """A clear error; topics are not made behind the operator's back, but for the index."""
     with pytest.raises(InvalidInput, match="no topic 'nowhere'; create it"):
         open_sink(f"kafka://{kafka.address}/nowhere").fence("a", "run")
+    with pytest.raises(InvalidInput, match="no topic 'nowhere'; create it"):
+        open_sink(f"kafka://{kafka.address}/nowhere").check("a", release("a", 0, 1).schema)

@@ -127,8 +127,12 @@ def test_names_that_would_be_cut_are_refused(postgres, schema):
     sink = open_sink(f"{postgres.address}?schema={schema}")
     with pytest.raises(InvalidInput, match="at most 63 bytes"):
         sink.write("q" * 64, 0, 1, RELEASE)
-    with pytest.raises(InvalidInput, match="at most 63 bytes"):
-        sink.write("q", 0, 1, pa.table({"ü" * 32: [1]}))
+    for refused in (
+        lambda table: sink.write("q", 0, 1, table),
+        lambda table: sink.check("q", table.schema),
+    ):
+        with pytest.raises(InvalidInput, match="at most 63 bytes"):
+            refused(pa.table({"ü" * 32: [1]}))
     sink.write("r", 0, 1, RELEASE)
     with pytest.raises(StateError, match="has the columns"):
         sink.write("r", 0, 2, RELEASE.drop_columns(["url"]))

@@ -21,6 +21,7 @@ COMMANDS = {
     "sql": "Publish a query's releases under differential privacy.",
     "explain": "Explain a query: plan, sensitivity, noise, keys, budget, memory, "
     "what it leaves open.",
+    "check": "Look at some rows and the book before a query costs anything: operator only.",
     "bounds": "Propose bounds: groups and rows of a unit, clamps, and the pre-threshold.",
     "release": "Publish a series under differential privacy, one row a step.",
     "compare": "Rank mechanisms on data that are public or already released.",

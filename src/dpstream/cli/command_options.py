@@ -61,6 +61,10 @@ LogLevel = Annotated[
         help="The least that is logged (info); exact numbers of rows are at debug alone.",
     ),
 ]
+Anyway = Annotated[
+    bool,
+    BudgetOption("--anyway", help="Begin, and pay, though none of the first rows can be used."),
+]
 FLAGS = ("epsilon", "window", "delay", "lo", "hi", "quantum")
 
 

@@ -38,9 +38,11 @@ CODES = {
     4: "noise reuse, or a problem with state, ledger or secret: nothing was published",
     5: "an optional dependency is missing",
     6: "a server does not answer: with --state, the same command again goes on",
+    7: "check has found problems: nothing was charged",
     130: "interrupted: with --state, the same command again goes on",
     141: "the reader of the output has gone away: with --state, the same command again goes on",
 }
+PROBLEMS = 7
 INTERRUPTED = 130
 UNREAD = 141
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from typer import Argument, Option
 
-from dpstream.cli.command_options import LogFormat, LogLevel, TakeOver, TokenFile
+from dpstream.cli.command_options import Anyway, LogFormat, LogLevel, TakeOver, TokenFile
 from dpstream.cli.output import INTERRUPTED, note, use_log, wants_json
 from dpstream.cli.print_releases import about, as_json, in_words, show
 from dpstream.cli.watch import (
@@ -82,6 +82,7 @@ def run(
     ] = False,
     log_format: LogFormat = None,
     log_level: LogLevel = None,
+    anyway: Anyway = False,
     as_lines: Annotated[bool, Option("--json", help="Print JSON lines.")] = False,
 ) -> None:
     """Run a pipeline's queries; started again, they go on where they stopped."""
@@ -100,7 +101,7 @@ def run(
     stopper = Stopper()
     with pipeline.open_ledgers() as ledgers:
         keep_freed_memory()
-        runs = start(pipeline, ledgers, clock=stopper, take_over=take_over)
+        runs = start(pipeline, ledgers, clock=stopper, anyway=anyway, take_over=take_over)
         before = []
         for book, wanted in zip(pipeline.books, terms, strict=True):
             before.append(charged_runs(ledgers[book.ledger], book.dataset))
@@ -136,7 +137,7 @@ def _erase_unit(pipeline: Pipeline, unit: str) -> None:
     """Erase a unit from every query that has state, and say in how many groups it was."""
     refuse_lost_secret(pipeline.secret, list(pipeline.folders.values()))
     with pipeline.open_ledgers() as ledgers:
-        runs = start(pipeline, ledgers, clock=Stopper())
+        runs = start(pipeline, ledgers, clock=Stopper(), anyway=True)
         places = {name: one.erase_unit(unit) for name, one in runs.runs.items()}
     counts = {name: one.operator for name, one in runs.runs.items()}
     if wants_json():

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from dpstream.cli.command_options import LogFormat, LogLevel, TokenFile
+from dpstream.cli.command_options import Anyway, LogFormat, LogLevel, TokenFile
 from dpstream.cli.output import note, note_counts, use_log
 from dpstream.errors import InvalidParameter, MissingDependency
 from dpstream.privacy.state.durable_files import make_directory
@@ -58,6 +58,7 @@ def serve(
     ] = None,
     log_format: LogFormat = None,
     log_level: LogLevel = None,
+    anyway: Anyway = False,
     as_lines: Annotated[bool, Option("--json", help="Print the addresses as JSON.")] = False,
 ) -> None:
     """Run a pipeline and serve its releases: a page, a feed, and a side for the operator."""
@@ -76,6 +77,7 @@ def serve(
         plain_http=allow_plain_http,
         behind_proxy=behind_proxy,
         run=not no_run,
+        anyway=anyway,
         grid=grid,
         rate=rate,
         clients=clients,

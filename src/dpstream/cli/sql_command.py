@@ -13,6 +13,7 @@ import typer
 from typer import Argument, Option
 
 from dpstream.cli.command_options import (
+    Anyway,
     BudgetOption,
     LogFormat,
     LogLevel,
@@ -155,13 +156,14 @@ def sql(
     take_over: TakeOver = False,
     log_format: LogFormat = None,
     log_level: LogLevel = None,
+    anyway: Anyway = False,
     as_json: AsJson = False,
 ) -> None:
     """Publish a query's releases under differential privacy."""
     use_log(log_format, log_level)
     compiled = compile_text(text, name, settings or [])
     query = compiled.query
-    given = _source(compiled, sources)
+    given = source_paths(compiled, sources)
     if text == "-" and "-" in given:
         raise InvalidParameter("standard input cannot be the query and its source at once")
     secret_file = secret if secret is not None or state is None else secret_path(state)
@@ -187,6 +189,7 @@ def sql(
         dataset=dataset,
         clock=stopper,
         take_over=take_over,
+        anyway=anyway,
     )
     before = charged_runs(book, dataset)
     tell_beginnings([running])
@@ -221,7 +224,7 @@ def sql(
         raise typer.Exit(INTERRUPTED)
 
 
-def _source(compiled: Compiled, sources: Sequence[str]) -> list[str]:
+def source_paths(compiled: Compiled, sources: Sequence[str]) -> list[str]:
     """The paths that the query's table stands for."""
     paths = []
     for source in sources:

@@ -26,6 +26,10 @@ _LOCKS: dict[str, Lock] = {}
 _RELEASES, _QUERIES = "dpstream_releases", "dpstream_queries"
 
 
+class _TakenBackError(Exception):
+    """Ends a transaction that was only tried."""
+
+
 class DatabaseSink(ABC):
     """One table per query; a database says how it connects, creates and inserts."""
 
@@ -70,6 +74,14 @@ class DatabaseSink(ABC):
                 known = self._has_table(name, table.schema, run)
                 self.insert(identifier(name), table, create=not known)
                 self.mark_done(name, window, trigger)
+
+    def check(self, name: str, schema: pa.Schema) -> None:
+        """Write a release without rows, and take that back."""
+        table = with_numbers(schema.empty_table(), 0, 1)
+        with self.explain_errors(), suppress(_TakenBackError), self.transaction():
+            known = self._has_table(name, table.schema, "")
+            self.insert(identifier(name), table, create=not known)
+            raise _TakenBackError
 
     def fence(self, name: str, run: str) -> None:
         """Refuse a query that is here with releases of another run."""

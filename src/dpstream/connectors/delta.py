@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from threading import Lock
 from typing import Any
 
@@ -66,6 +67,12 @@ class DeltaSink:
                 ),
             )
             self._sync(name)
+
+    def check(self, name: str, schema: pa.Schema) -> None:
+        """Refuse columns that Delta Lake has not: a table of them is made elsewhere, and goes."""
+        rows = _storable(with_numbers(schema.empty_table(), 0, 1))
+        with TemporaryDirectory(prefix="dpstream-") as elsewhere, self._explain_errors(name):
+            self._delta.write_deltalake(elsewhere, rows, name=name)
 
     def fence(self, name: str, run: str) -> None:
         """Refuse a query that is here with releases of another run."""

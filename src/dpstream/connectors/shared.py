@@ -25,6 +25,7 @@ from dpstream.records import (
     Position,
     Sink,
     Source,
+    check_schema,
     fence,
 )
 from dpstream.rows.row_reader import ParsedColumns
@@ -75,11 +76,22 @@ class SharedSource:
     ) -> Batch:
         """A chunk with the columns that are asked for."""
         with self._lock:
-            apart = partition in self._apart
-            if apart or columns is None or frozenset(columns) not in self._wanted:
+            if columns is None or not self._shares(partition, columns):
                 return self._source.read(partition, position, columns=columns, until=until)
             chunk = self._chunk(partition, position, until)
         return replace(chunk, table=chunk.table.select(list(columns)))
+
+    def peek(self, partition: str, position: Position, *, columns: Sequence[str]) -> Batch:
+        """A chunk that is looked at, and read later: it is kept until then."""
+        with self._lock:
+            if not self._shares(partition, columns):
+                return self._source.read(partition, position, columns=columns)
+            chunk = self._chunk(partition, position, None, taken=False)
+        return replace(chunk, table=chunk.table.select(list(columns)))
+
+    def _shares(self, partition: str, columns: Sequence[str]) -> bool:
+        """Is this what a query reads together with the others?"""
+        return partition not in self._apart and frozenset(columns) in self._wanted
 
     def check(self, partition: str, columns: Columns, *, whole: bool = False) -> Position:
         """As the source says, of what is read for all queries or else of these columns alone."""
@@ -107,9 +119,13 @@ class SharedSource:
                 self._taken.clear()
                 self._source.close()
 
-    def _chunk(self, partition: str, position: Position, until: Position) -> Batch:
+    def _chunk(
+        self, partition: str, position: Position, until: Position, *, taken: bool = True
+    ) -> Batch:
         """A chunk with the columns of all queries, from memory if it is there."""
-        place = (partition, json.dumps([position, until]))
+        place, looked_at = ((partition, json.dumps([position, end])) for end in (until, None))
+        if looked_at in self._chunks and self._chunks[looked_at].position == until:
+            place = looked_at
         if place in self._chunks:
             self._chunks.move_to_end(place)
         else:
@@ -121,7 +137,7 @@ class SharedSource:
             self._chunks[place] = batch
             self._bytes += int(batch.table.nbytes)
         batch = self._chunks[place]
-        self._taken[place] += 1
+        self._taken[place] += taken
         if self._taken[place] == len(self._wanted):
             self._drop(place)
         while self._bytes > self._memory and len(self._chunks) > 1:
@@ -150,6 +166,11 @@ class SharedSink:
         """Write when no other query writes."""
         with self._turn:
             self._sink.write(name, window, trigger, table)
+
+    def check(self, name: str, schema: pa.Schema) -> None:
+        """Refuse a query whose releases it could not take."""
+        with self._turn:
+            check_schema(self._sink, name, schema)
 
     def fence(self, name: str, run: str) -> None:
         """Refuse a run whose releases it cannot take, before it is paid for."""
@@ -181,6 +202,11 @@ class AllSinks:
         """Write to all; after a failure the next run writes again where it is missing."""
         for sink in self._sinks:
             sink.write(name, window, trigger, table)
+
+    def check(self, name: str, schema: pa.Schema) -> None:
+        """Refuse a query whose releases one of them could not take."""
+        for sink in self._sinks:
+            check_schema(sink, name, schema)
 
     def fence(self, name: str, run: str) -> None:
         """Refuse a run whose releases one of them cannot take, before it is paid for."""

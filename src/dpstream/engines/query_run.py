@@ -63,7 +63,7 @@ from dpstream.query.column_types import Types
 from dpstream.query.noise_plan import NoisePlan, plan_query
 from dpstream.query.query import Query
 from dpstream.query.series_query import SeriesQuery
-from dpstream.records import Sink, Source, fence
+from dpstream.records import Sink, Source, check_schema, fence
 from dpstream.rows.row_reader import RowReader, rows_of_unit
 
 AnyQuery = Query | SeriesQuery
@@ -458,7 +458,10 @@ class QueryRun(Run):
         if self._spend is None:
             fence(self.sink, self.query.name, self._storage.run_tag)
             self._reader.settle_types()
-            release_schema(self.plan, self._reader.types)  # what cannot be published is refused
+            schema = release_schema(self.plan, self._reader.types)  # refuses what cannot be shown
+            directory = self._storage.directory
+            if directory is None or directory.log.last < 0:  # nothing is charged or drawn yet
+                check_schema(self.sink, self.query.name, schema)
             self._spend = self._pay()
         return self._spend
 

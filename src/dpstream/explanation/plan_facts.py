@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import html
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -114,7 +114,7 @@ class Explanation:
         lines += ["", "SENSITIVITY (the most that one unit changes, over all its groups; L2)"]
         lines += [f"  {each['measure']}: {each['derivation']}" for each in self.measures]
         lines += ["", "NOISE (standard deviation of what is published)"]
-        lines += [f"  {each['column']}: {_noise(each)}" for each in self.columns]
+        lines += [f"  {each['column']}: {noise_in_words(each)}" for each in self.columns]
         lines += ["", "SCHEMA (the columns of every release, fixed before the first one)"]
         lines += [f"  {each['name']}: {each['type']}{each['note']}" for each in self.schema]
         lines += ["", "KEYS", f"  {self.keys['words']}"]
@@ -134,7 +134,8 @@ class Explanation:
         return f"{as_svg(self.stages)}<pre>{html.escape(rest, quote=False)}</pre>"
 
 
-def _noise(column: dict[str, Any]) -> str:
+def noise_in_words(column: Mapping[str, Any]) -> str:
+    """The noise of one of the published columns."""
     if column["first"] is None:
         return str(column["note"])
     ends = f"{column['first']:.4g} at the first release of a window, {column['last']:.4g} at the"

@@ -45,6 +45,7 @@ class Settings:
     plain_http: bool = False
     behind_proxy: bool = False
     run: bool = True
+    anyway: bool = False
     grid: float = 1.0
     rate: float = 200.0
     clients: int = 1000
@@ -93,7 +94,12 @@ def serve(
             most_clients=settings.clients,
             most_per_address=settings.clients_per_address,
         )
-        supervisor = Supervisor(path=pipeline.path, engine=pipeline.engine["name"], say=say)
+        supervisor = Supervisor(
+            path=pipeline.path,
+            engine=pipeline.engine["name"],
+            anyway=settings.anyway,
+            say=say,
+        )
         public = PublicSide(
             queries=queries,
             hub=hub,

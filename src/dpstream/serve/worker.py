@@ -63,11 +63,12 @@ def publish(
     options: EngineOptions | None = None,
     stopped: threading.Event | None = None,
     strict: bool = False,
+    anyway: bool = False,
 ) -> None:
     """Run a pipeline to its end, every release into its store.
 
     `strict`: none of the queries is run unless all can begin; otherwise one that cannot is tried
-    again while the others go on.
+    again while the others go on. `anyway`: they begin though none of the first rows can be used.
     """
     terms = [book.terms() for book in pipeline.books]
     refuse_lost_secret(pipeline.secret, list(pipeline.folders.values()))
@@ -82,7 +83,7 @@ def publish(
         store.announce_rest(list(queries))  # what a kill has left unannounced
         ledgers = stack.enter_context(pipeline.open_ledgers())
         clock = clock or SystemClock()
-        runs = start(pipeline, ledgers, clock=clock, sinks=[store], options=options)
+        runs = start(pipeline, ledgers, clock=clock, sinks=[store], options=options, anyway=anyway)
         for book, wanted in zip(pipeline.books, terms, strict=True):
             open_book(pipeline, book, wanted, ledgers[book.ledger], now=clock.now())
         runs.retry_delay = _retry_delay
@@ -126,7 +127,7 @@ def _report_for_ever(runs: Runs, over: threading.Event) -> None:
 
 
 def main(args: Sequence[str]) -> int:
-    """Run the pipeline of a file, on an engine; "strict": only if every query can begin."""
+    """Run the pipeline of a file, on an engine; "strict", "anyway": as `publish` takes them."""
     with log_to_stderr(os.environ.get(FORMAT), os.environ.get(LEVEL)):
         return _run(args)
 
@@ -149,7 +150,8 @@ def _run(args: Sequence[str]) -> int:
     try:
         engine = args[1] if len(args) > 1 else None
         pipeline = with_engine(load_pipeline(Path(args[0])), engine)
-        publish(pipeline, tell=tell, stopped=stop, strict="strict" in args[2:])
+        strict, anyway = (word in args[2:] for word in ("strict", "anyway"))
+        publish(pipeline, tell=tell, stopped=stop, strict=strict, anyway=anyway)
     except Exception as problem:
         failed = described(problem)
     finally:
@@ -169,6 +171,8 @@ class Supervisor:
     path: Path
     engine: str = "embedded"
     """Where the queries run."""
+    anyway: bool = False
+    """Do queries begin though none of the first rows can be used?"""
     command: tuple[str, ...] = (sys.executable, "-m", "dpstream.serve.worker")
     state: State = "not run"
     restarts: int = 0
@@ -251,6 +255,7 @@ class Supervisor:
             str(self.path),
             self.engine,
             *(() if self._begun.is_set() else ("strict",)),
+            *(("anyway",) if self.anyway else ()),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             limit=_LONGEST_LINE,

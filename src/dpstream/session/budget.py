@@ -30,7 +30,7 @@ from dpstream.query.query import Query
 from dpstream.query.series_query import SeriesQuery
 from dpstream.query.windows import iso
 
-__all__ = ["AnyQuery", "refuse_early"]
+__all__ = ["AnyQuery", "refuse_early", "was_charged"]
 
 
 def refuse_early(
@@ -40,22 +40,23 @@ def refuse_early(
     *,
     now: int,
     take_over: bool = False,
+    terms: Terms | None = None,
 ) -> dict[str, Beginning]:
     """Refuse queries that do not fit into the book together; where others begin, by their name.
 
     `queries` come with their state directories: a run that was charged is not charged again. They
     are charged to a copy of the book; the book itself still decides when they begin. A book that is
-    not open yet would be opened by the first of them, for it alone. `take_over`: earlier runs of
-    the same queries are to be ended.
+    not open yet would be opened with `terms`, or by the first of them, for it alone.
+    `take_over`: earlier runs of the same queries are to be ended.
     """
     book = next((each for each in ledger.report() if each["dataset"] == dataset), None)
     path, known = ledger.path, ledger.known
-    if book is None and len(queries) < 2:
+    if book is None and terms is None and len(queries) < 2:
         return {}
     if book is None:
         ledger, first = Ledger(), queries[0][0].starting(now)
         own = first.terms() if isinstance(first, SeriesQuery) else plan_query(first).terms()
-        ledger.open(dataset, own)
+        ledger.open(dataset, terms or own)
         (book,) = ledger.report()
     paid = {line["run"] for line in book["spent_on"]}
     new = [pair for pair in queries if not is_charged(pair[1], paid, known)]
@@ -69,6 +70,17 @@ def refuse_early(
     if series and book["terms"]["unit"] != "user":
         _refuse_series(ledger, dataset, series, which)
     return begun
+
+
+def was_charged(ledger: Ledger, dataset: str, folder: Path | None) -> bool:
+    """Is the run of a state directory charged to the book? Then it begins no more."""
+    paid = {
+        line["run"]
+        for book in ledger.report()
+        if book["dataset"] == dataset
+        for line in book["spent_on"]
+    }
+    return is_charged(folder, paid, ledger.known)
 
 
 @dataclass(kw_only=True)

@@ -63,7 +63,7 @@ _KEYS: dict[str, dict[str, tuple[type, ...]]] = {
     "sink": {"to": _TEXTS},
     "engine": {"name": _TEXT, "master": _TEXT, "buckets": (int,), "state_location": _TEXT},
     "retention": {"backups": _TEXT},
-    "query": {"name": _TEXT, "sql": _TEXT, "file": _TEXT},
+    "query": {"name": _TEXT, "sql": _TEXT, "file": _TEXT, "anyway": (bool,)},
 }
 _REQUIRED = {
     "source": ("path",),
@@ -116,6 +116,8 @@ class Pipeline:
     """Sources whose rows are handed in, by the name they are handed in under."""
     remarks: tuple[str, ...] = ()
     """What who wrote the queries may not expect of them."""
+    anyway: frozenset[str] = frozenset()
+    """Queries that begin though none of the first rows can be used."""
     backups: timedelta = BACKUPS
     """For how long a backup of the state may be put back."""
 
@@ -168,6 +170,7 @@ def load_pipeline(path: str | Path) -> Pipeline:
         texts={one.query.name: one.text for one in compiled},
         pushed=_pushed(compiled, of_query, feeds, folder),
         remarks=tuple(words for one in compiled for words in remarks(one)),
+        anyway=frozenset(table["name"] for table in tables["query"] if table.get("anyway")),
         backups=timedelta(microseconds=duration(backups, f"{path}, [retention]: backups", least=0)),
     )
 

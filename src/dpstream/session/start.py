@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
@@ -33,15 +33,17 @@ from dpstream.engines.query_run import (
     QueryRun,
     Run,
 )
-from dpstream.errors import InvalidParameter, StateError
+from dpstream.errors import BudgetExceeded, InvalidParameter, LedgerError, StateError
+from dpstream.privacy.ledger.charges import Terms
 from dpstream.privacy.ledger.ledger import Ledger, warn_of_own_book
 from dpstream.privacy.state import Secret
 from dpstream.privacy.state.durable_files import make_directory
 from dpstream.privacy.state.run_directory import ANEW, keep_book, read_about
 from dpstream.privacy.state.secret import secret_path
 from dpstream.query.series_query import SeriesQuery
-from dpstream.records import Frame, Sink, Source
-from dpstream.session.budget import refuse_early
+from dpstream.records import CheckedSink, Frame, Sink, Source
+from dpstream.session.budget import refuse_early, was_charged
+from dpstream.session.first_rows import RowSample, refuse_useless, sample_rows
 from dpstream.session.runs import Runs
 
 Place: TypeAlias = str | os.PathLike[str]
@@ -89,6 +91,7 @@ def run(
     clock: Clock | None = None,
     engine: Engine | None = None,
     take_over: bool = False,
+    anyway: bool = False,
 ) -> Run:
     """Publish a query's releases, for as long as its schedule runs.
 
@@ -110,6 +113,9 @@ def run(
     in memory moves to a file in the state directory, for all that share it. `take_over`: the state
     of an earlier run is lost, or the query has changed; where units are users within a period, that
     run is ended for good, and this one begins with the period after the last that it has begun.
+    in memory moves to a file in the state directory, for all that share it. A query that was not
+    charged yet is also refused here if its sink cannot take its releases, or if none of the rows
+    there are can be used, as with times in another unit; `anyway` runs it over such rows, too.
 
     `engine`: a `SparkEngine` runs the query on its session; then `source` and `history` may be
     DataFrames, streaming ones too (`live`: by the clock; otherwise all that is there, by event
@@ -128,12 +134,14 @@ def run(
     folder = None if state is None else Path(state)
     if ledger is None:
         warn_of_own_book("query", folder, stacklevel=2)
-    given, begun = _own_ledger(ledger, folder), dict[str, Beginning]()
+    given, new = _own_ledger(ledger, folder), True
+    begun: dict[str, Beginning] = {}
     if given is not None:
         if folder is not None and read_about(folder) is not None:
             keep_book(given, folder)
         now = (clock or SystemClock()).now()
         begun = refuse_early(given, dataset, [(query, folder)], now=now, take_over=take_over)
+        new = not was_charged(given, dataset, folder)
         if given is not ledger:
             given.close()
     place = dead_letters if dead_letters is not None else folder and folder / "dead-letters"
@@ -155,16 +163,25 @@ def run(
     if engine is not None:
         if on_done != "keep":
             raise _not_removed("another engine reads them")
-        return _start_on_engine(engine, query, (source, history), live, sink, parts, on_damage)
+        started = _start_on_engine(engine, query, (source, history), live, sink, parts, on_damage)
+        return _checked(started, new=new, anyway=anyway)
     feed = Feed(source=cast("SourceSpec", source), live=live, on_damage=on_damage, on_done=on_done)
     parts |= {
         "source": None if source is None else _open_feed(feed, folder),
         "sink": open_sink(sink),
         "history": None if history is None else open_source(history, on_damage=on_damage),
     }
-    if isinstance(query, SeriesQuery):
-        return SeriesRun(query=query, **parts)
-    return LocalRun(query=query, **parts)
+    kind: type[Run] = SeriesRun if isinstance(query, SeriesQuery) else LocalRun
+    return _checked(kind(query=query, **parts), new=new, anyway=anyway)
+
+
+def _checked(started: Run, *, new: bool, anyway: bool) -> Run:
+    """A run that may begin: one that is not charged yet is refused if it would be for nothing."""
+    if new and isinstance(started.sink, CheckedSink):
+        started.sink.check(started.query.name, started.schema)
+    if new and not anyway:
+        refuse_useless(started)
+    return started
 
 
 def run_all(
@@ -185,6 +202,7 @@ def run_all(
     check_budget: bool = True,
     engine: Engine | None = None,
     take_over: bool = False,
+    anyway: bool | Collection[str] = False,
 ) -> Runs:
     """Publish several queries of one dataset: one read of each source, one book, one secret.
 
@@ -194,7 +212,7 @@ def run_all(
     `ledger`; it must hold all of them, so open it with `query.promise` or `dpstream ledger open`
     first. Queries that do not fit into it together are refused here, before a row is read (unless
     `check_budget` is off, for callers who open the book after this). On another `engine` each query
-    reads by itself.
+    reads by itself. `anyway`: as in `run`, for all of them, or for those that are named.
 
     A query that fails stops alone: the others go on to their ends, and its error is raised then.
     """
@@ -248,6 +266,7 @@ def run_all(
             options=_of_query(options, query.name),
             clock=clock,
             take_over=take_over,
+            anyway=anyway if isinstance(anyway, bool) else query.name in anyway,
         )
 
     return Runs(
@@ -255,6 +274,64 @@ def run_all(
         again={query.name: partial(begin, query, again=True) for query in queries},
         sinks=[each for each in _listed(sink) if isinstance(each, SharedSink)],
     )
+
+
+def look(
+    query: AnyQuery, feed: Feed, *, state: Path | None, rows: int, clock: Clock
+) -> dict[str, RowSample]:
+    """What would become of rows of a feed: "source", and "history" if there is one.
+
+    Nothing is charged, written, moved or committed. What cannot run is refused as by `run`. A pipe
+    is left out: it can be read only once.
+    """
+    if feed.source == PUSHED and state is not None:
+        source: Source = PushedSource(pushed_folder(state, feed.name))
+    else:
+        growing = feed.live and _is_path(feed.source)
+        source = open_source(
+            feed.source, growing=growing, options=feed.options, on_damage=feed.on_damage
+        )
+    history = feed.history
+    before = None if history is None else open_source(history, on_damage=feed.on_damage)
+    kind: type[Run] = SeriesRun if isinstance(query, SeriesQuery) else LocalRun
+    started = kind(query=query, source=source, history=before, clock=clock)
+    try:
+        return {
+            name: sample_rows(
+                *(started.query, each), now=clock.now(), most=rows, live=started.live, own=True
+            )
+            for name, each in (("source", source), ("history", before))
+            if each is not None and each.replayable
+        }
+    finally:
+        for end in (source, before):
+            if end is not None:
+                end.close()
+
+
+def would_fit(
+    queries: Sequence[tuple[AnyQuery, Path | None]],
+    *,
+    ledger: Ledger | str | Path | None,
+    dataset: str,
+    terms: Terms | None = None,
+) -> tuple[str, list[str]]:
+    """Why queries would not fit into their book together ("": they would); which are charged.
+
+    `queries` come with their state directories; `terms` are the book's, where they are declared.
+    The book is left as it is, and if there is none, none is made.
+    """
+    known, problem = _own_ledger(ledger, None), ""
+    try:
+        if known is not None and terms is not None and known.terms(dataset) is not None:
+            known.open(dataset, terms)  # it is open: other terms are refused
+        refuse_early(known or Ledger(), dataset, queries, now=SystemClock().now(), terms=terms)
+    except (BudgetExceeded, LedgerError) as refusal:
+        problem = str(refusal)
+    charged = [q.name for q, folder in queries if known and was_charged(known, dataset, folder)]
+    if known is not None and known is not ledger:
+        known.close()
+    return problem, charged
 
 
 def _feeds_by_query(names: Sequence[str], source: Any, common: Feed) -> dict[str, Feed]:

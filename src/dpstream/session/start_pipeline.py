@@ -27,8 +27,18 @@ def start(
     sinks: Sequence[Any] = (),
     options: EngineOptions | None = None,
     take_over: bool = False,
+    anyway: bool = False,
 ) -> Runs:
-    """The queries, ready to be iterated over; `sinks` come after those of the file."""
+    """The queries, ready to be iterated over; `sinks` come after those of the file.
+
+    `anyway`: they begin though none of the first rows can be used.
+    """
+    for book in pipeline.books:  # what does not fit is refused before a row is read
+        queries = [(query, pipeline.folders[query.name]) for query in book.queries]
+        shared, terms = ledgers[book.ledger], book.terms()
+        refuse_early(
+            shared, book.dataset, queries, now=clock.now(), take_over=take_over, terms=terms
+        )
     opened = open_engine(pipeline)
     started = [
         run_all(
@@ -43,6 +53,7 @@ def start(
             options=options,
             engine=opened,
             take_over=take_over,
+            anyway=anyway or pipeline.anyway,
             check_budget=False,  # the book is opened with the file's promise when all can begin
         )
         for book in pipeline.books

@@ -60,6 +60,10 @@ class DirectorySink:
     def close(self) -> None:
         """Nothing is held open."""
 
+    def check(self, name: str, schema: pa.Schema) -> None:
+        """Refuse columns that the format has not."""
+        ENCODERS[self._suffix](schema.empty_table())
+
     def fence(self, name: str, run: str) -> None:
         """Refuse a query whose releases here are from another run: a small file says from which."""
         if run and self._runs.get(name) != run:

@@ -79,6 +79,11 @@ class KafkaSink:
         rows = jsonl(with_numbers(table, window, trigger)).splitlines()
         self._insist(name, lambda: self._once(name, window, trigger, run, rows))
 
+    def check(self, name: str, schema: pa.Schema) -> None:
+        """Refuse a topic that is not there; nobody who publishes there is shut out yet."""
+        with_numbers(schema.empty_table(), 0, 1)
+        self._insist(name, self._find_topics, open_first=False)
+
     def fence(self, name: str, run: str) -> None:
         """Refuse a query that is here with releases of another run."""
         self._insist(name, lambda: self._refuse_another(name, run))
@@ -88,12 +93,13 @@ class KafkaSink:
         self._producers.clear()
         self._admin = None
 
-    def _insist(self, query: str, work: Callable[[], None]) -> None:
+    def _insist(self, query: str, work: Callable[[], Any], *, open_first: bool = True) -> None:
         """Do it until it is done, or the broker was away for too long."""
 
         def connected_work() -> None:
             try:
-                self._open(query)
+                if open_first:
+                    self._open(query)
                 work()
             except KafkaException as problem:
                 # Whatever state the clients are in: begin anew, from the index.
@@ -167,8 +173,8 @@ class KafkaSink:
                 f"{self._where}: a row of {query!r} is larger than the topic's max.message.bytes"
             ) from None
 
-    def _open_index(self) -> Any:
-        """Make the index if it is not there; the topic itself must be."""
+    def _find_topics(self) -> tuple[Any, Any]:
+        """A client, and the topics that it knows; that of the releases must be there."""
         admin = create_client(AdminClient, self._settings, self._where)
         try:
             known = admin.list_topics(timeout=_FIRST_ASK).topics
@@ -176,6 +182,11 @@ class KafkaSink:
             admin.poll(0)  # its callback tells what is wrong, if something is
         if self._topic not in known:
             raise no_topic(self._where, self._topic)
+        return admin, known
+
+    def _open_index(self) -> Any:
+        """Make the index if it is not there."""
+        admin, known = self._find_topics()
         if self._index not in known:
             self._create_index(admin)
         return admin

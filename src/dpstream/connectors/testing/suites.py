@@ -30,6 +30,7 @@ from dpstream.records import (
     Rejected,
     Sink,
     Source,
+    check_schema,
     is_reached,
 )
 
@@ -393,6 +394,14 @@ class SinkSuite:
         self.publish(full.replace_schema_metadata(table.schema.metadata))
         seen = sorted(count for _, count in self.visible_rows("a"))
         assert seen == table["count"].to_pylist()
+
+    def test_a_check_leaves_nothing(self) -> None:
+        """It may be made again, and what is written after it is all that is there."""
+        with closing(self.open()) as sink:
+            for _ in range(2):
+                check_schema(sink, "a", release("a", 0, 1).schema)
+        self.publish(release("a", 0, 1))
+        assert self.visible_rows("a") == rows_seen(release("a", 0, 1))
 
     def test_another_run_is_refused(self) -> None:
         """Its releases would be taken for those that are there."""

@@ -36,7 +36,7 @@ from dpstream.privacy.state import InputLog, Secret, read_packed, write_packed
 from dpstream.privacy.state.durable_files import wrap_write_errors
 from dpstream.privacy.state.run_directory import ANEW, drop_unbegun, read_about
 from dpstream.query.series_query import SeriesQuery
-from dpstream.records import Release, fence
+from dpstream.records import Release, check_schema, fence
 
 KIND = "series query"
 
@@ -133,7 +133,9 @@ class SeriesRun(Run):
             counts.take(slices)
             if not checked:
                 counts.reader.settle_types()
-                series_schema(self.query, counts.reader.types)  # what cannot be published
+                schema = series_schema(self.query, counts.reader.types)  # what cannot be published
+                if not step:
+                    check_schema(self.sink, self.query.name, schema)
                 checked = True
             releases = runner.step(counts.counts(step), positions=self._input.moved())
             if runner.steps_done == steps:

@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -96,6 +96,11 @@ class FrameSource:
     def columns(self, partition: str) -> dict[str, pa.DataType]:
         """The types of the frame's columns."""
         return {column.name: column.type for column in arrow_schema(self.frame)}
+
+    def first_rows(self, columns: Sequence[str], most: int) -> pa.Table | None:
+        """Some rows, for a look before anything is charged; None of a frame that streams."""
+        names = ["`{}`".format(name.replace("`", "``")) for name in columns]
+        return self.frame.select(*names).limit(most).toArrow() if self.bounded else None
 
     def close(self) -> None:
         """Nothing is held open."""

@@ -1,0 +1,227 @@
+"""`dpstream check`: what would become of a query's rows, and what it would cost; nothing is spent.
+
+All figures are exact, so they are for the operator alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer import Argument, Option
+
+from dpstream.cli.command_options import Payer, SharedLedger
+from dpstream.cli.output import PROBLEMS, AsJson, note, print_json
+from dpstream.cli.sql_command import Settings, compile_text, source_paths
+from dpstream.engines.clock import SystemClock
+from dpstream.errors import InvalidInput, InvalidParameter
+from dpstream.explanation import explain
+from dpstream.explanation.plan_facts import noise_in_words
+from dpstream.session import Feed
+from dpstream.session.budget import AnyQuery
+from dpstream.session.first_rows import RowSample
+from dpstream.session.pipeline import load_pipeline
+from dpstream.session.start import look, would_fit
+
+_MANY = 0.5  # of the rows; where more cannot be used something is wrong with the query
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """A query that is checked: what it reads, and what is known of its budget."""
+
+    query: AnyQuery
+    feed: Feed
+    state: Path | None
+    dataset: str
+    refused: str = ""
+    """Why its book would refuse it."""
+    charged: bool = False
+
+
+def check(
+    text: Annotated[
+        str,
+        Argument(metavar="PIPELINE|SQL", help="A pipeline.toml, the query, or a .sql file."),
+    ],
+    sources: Annotated[
+        list[str] | None,
+        Option("--source", metavar="TABLE=PATH", help="With SQL: what the table in FROM is."),
+    ] = None,
+    name: Annotated[
+        str | None, Option("--query", help="Of a pipeline.toml: only this query.")
+    ] = None,
+    rows: Annotated[int, Option(min=1, help="The most rows to look at for each query.")] = 100_000,
+    settings: Settings = None,
+    live: Annotated[
+        bool, Option("--live", help="With SQL: a directory that grows, by the clock.")
+    ] = False,
+    ledger: SharedLedger = None,
+    dataset: Payer = "stream",
+    as_json: AsJson = False,
+) -> None:
+    """Look at some rows and the book before a query costs anything: operator only.
+
+    Example: dpstream check pipeline.toml && dpstream run pipeline.toml
+    """
+    if text.endswith(".toml"):
+        if settings or sources:
+            raise InvalidParameter(f"--set and --source go with SQL; change {text} instead")
+        subjects = _of_pipeline(Path(text), name)
+    else:
+        compiled = compile_text(text, None, settings or [])
+        paths = source_paths(compiled, sources or [])
+        if name is not None or not paths:
+            raise InvalidParameter(
+                f"SQL needs --source {compiled.table}=PATH, and --query goes with a pipeline.toml"
+            )
+        query = compiled.query
+        refused, _ = would_fit([(query, None)], ledger=ledger, dataset=dataset)
+        feed = Feed(source=paths[0] if len(paths) == 1 else paths, live=live)
+        subjects = [Subject(query=query, feed=feed, state=None, dataset=dataset, refused=refused)]
+    reports = {each.query.name: _report(each, rows) for each in subjects}
+    note("operator only: these figures are exact; do not show them to readers; nothing was charged")
+    if as_json:
+        print_json(reports)
+    else:
+        print("\n\n".join(_in_words(query, report) for query, report in reports.items()))
+    if any(report["problems"] for report in reports.values()):
+        raise typer.Exit(PROBLEMS)
+
+
+def _of_pipeline(path: Path, name: str | None) -> list[Subject]:
+    """The queries of a pipeline; whether they fit is asked for all of a book together."""
+    pipeline = load_pipeline(path)
+    names = [query.name for query in pipeline.queries]
+    if name is not None and name not in names:
+        raise InvalidParameter(f"{path} has no query {name!r}; its queries are {', '.join(names)}")
+    subjects = []
+    for book in pipeline.books:
+        refused, charged = would_fit(
+            [(query, pipeline.folders[query.name]) for query in book.queries],
+            ledger=book.ledger,
+            dataset=book.dataset,
+            terms=book.terms(),
+        )
+        subjects += [
+            Subject(
+                query=query,
+                feed=pipeline.feeds[query.name],
+                state=pipeline.state,
+                dataset=book.dataset,
+                refused=refused,
+                charged=query.name in charged,
+            )
+            for query in book.queries
+            if name in (None, query.name)
+        ]
+    return subjects
+
+
+def _report(subject: Subject, rows: int) -> dict[str, Any]:
+    """All that is known of a query before it runs; its problems in words."""
+    query, problems, remarks = subject.query, list[str](), list[str]()
+    samples: dict[str, RowSample] = {}
+    try:
+        clock = SystemClock()
+        samples = look(query, subject.feed, state=subject.state, rows=rows, clock=clock)
+        if "source" not in samples:
+            remarks.append("standard input is not looked at: what is read from it is gone")
+    except InvalidInput as problem:
+        problems.append(str(problem))
+    for place, sample in samples.items():
+        _judge(place, sample, problems, remarks)
+    if subject.refused:
+        problems.append(subject.refused)
+    plan = explain(query)
+    return {
+        "problems": problems,
+        "remarks": remarks,
+        "operator_only": {place: sample.to_json() for place, sample in samples.items()},
+        "bounds": plan.bounds,
+        "noise": plan.columns,
+        "keys": plan.keys,
+        "budget": {
+            **plan.budget,
+            "dataset": subject.dataset,
+            "charged_before": subject.charged,
+            "fits": not subject.refused,
+        },
+        "memory": plan.memory,
+    }
+
+
+def _judge(place: str, sample: RowSample, problems: list[str], remarks: list[str]) -> None:
+    """What is wrong with rows: what is worth stopping for, and what is worth knowing."""
+    if not sample.read:
+        remarks.append(f"{place}: there are no rows to look at (yet)")
+        return
+    lost = sample.read - sample.usable
+    old = sample.outside + sample.late if sample.live else 0  # of a live source no mistake
+    if sample.usable == 0 and sample.other_keys:
+        problems.append(f"{place}: no row has one of the public groups; list those that are there")
+    elif sample.useless or lost - old > _MANY * sample.read:
+        words = sample.what_is_wrong()
+        problems.append(f"{place}: {lost:,} of {sample.read:,} rows cannot be used; {words}")
+    elif lost:
+        remarks.append(f"{place}: {lost / sample.read:.1%} of the rows cannot be used")
+    left_out = sample.contributions()["rows_left_out"] if sample.rows else 0.0
+    if left_out > _MANY:
+        remarks.append(
+            f"{place}: the bounds leave out {left_out:.1%} of these rows; dpstream bounds proposes "
+            "others"
+        )
+
+
+def _in_words(query: str, report: Mapping[str, Any]) -> str:
+    """A report for people, a line for each topic."""
+    lines = [f"QUERY {query}"]
+    for place, facts in report["operator_only"].items():
+        lines += [f"  {topic:<12}{words}" for topic, words in _sample_lines(place, facts)]
+    budget = report["budget"]
+    fits = "charged before, and not again" if budget["charged_before"] else budget["words"]
+    room = "" if budget["fits"] else "; it does not fit"
+    lines += [f"  {'noise':<12}{c['column']}: {noise_in_words(c)}" for c in report["noise"]]
+    lines += [
+        f"  {'keys':<12}{report['keys']['words']}",
+        f"  {'budget':<12}{fits}, by the book of {budget['dataset']!r}{room}",
+        f"  {'memory':<12}{report['memory']['words']}",
+    ]
+    lines += [f"  {'remark':<12}{words}" for words in report["remarks"]]
+    lines += [f"  {'PROBLEM':<12}{words}" for words in report["problems"]]
+    return "\n".join(lines if report["problems"] else [*lines, "  no problem was found"])
+
+
+def _sample_lines(place: str, facts: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """(topic, words) of rows that were looked at."""
+    all_or_first = "all there are" if facts["complete"] else "the first"
+    lines = [(place, f"{facts['rows']:,} rows were looked at, {all_or_first}")]
+    lines.append(("columns", ", ".join(f"{name} ({k})" for name, k in facts["columns"].items())))
+    if not facts["rows"]:
+        return lines[:1]
+    parts = ", ".join(f"{part} {share:.1%}" for part, share in facts["usable_parts"].items())
+    lines.append(("usable", f"{facts['usable']:.1%} of the rows; by part: {parts}"))
+    unusable = {**facts["unusable"]}
+    unusable |= {"outside start and end": facts["outside"], "late": facts["late"]}
+    unusable |= {"another key than the public groups": facts["other_keys"]}
+    if any(unusable.values()):
+        words = ", ".join(f"{reason}: {count:,}" for reason, count in unusable.items() if count)
+        lines.append(("not usable", words))
+    if times := facts.get("times"):
+        found = f"{times['first']} to {times['last']}" if times["first"] else "none could be read"
+        ends = f"{times['start']} to {times['end'] or 'no end'}"
+        lines.append(("times", f"{found}; the query's range is {ends}"))
+        if times["likely_unit"]:
+            given = times["time_unit"] or "none"
+            likely = f"{times['likely_unit']} since 1970, by its size; time_unit is {given}"
+            lines.append(("time unit", likely))
+        lines.append(("late", f"{facts['late_share']:.1%} of the rows"))
+    if units := facts["units"]:
+        words = f"{units['units']:,}, half of them with at most {units['median_rows']:g} rows, the "
+        lines.append(("units", f"{words}largest with {units['most_rows']:,}, among these rows"))
+        words = f"leave out {units['rows_left_out']:.1%} of these rows, of "
+        lines.append(("bounds", f"{words}{units['units_cut']:.1%} of the units"))
+    return lines
