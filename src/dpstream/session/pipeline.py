@@ -27,6 +27,7 @@ from dpstream.privacy.accounting.calibration import mu_squared_for, rho_for
 from dpstream.privacy.amounts import on_grid, positive
 from dpstream.privacy.ledger.charges import Terms
 from dpstream.privacy.ledger.ledger import BACKUPS, Ledger
+from dpstream.privacy.ledger.store import LedgerPlace, ledger_place
 from dpstream.privacy.state.secret import secret_path
 from dpstream.query.query import Query
 from dpstream.query.windows import duration
@@ -122,7 +123,7 @@ class Pipeline:
         return any(feed.live for feed in self.feeds.values())
 
     @contextmanager
-    def open_ledgers(self) -> Iterator[dict[Path, Ledger]]:
+    def open_ledgers(self) -> Iterator[dict[LedgerPlace, Ledger]]:
         """The ledgers of its books, by path; they are closed at the end."""
         with ExitStack() as stack:
             yield {
@@ -301,7 +302,7 @@ class PipelineBook:
     dataset: str
     epsilon: Fraction
     delta: Fraction | None
-    ledger: Path
+    ledger: LedgerPlace
     queries: tuple[AnyQuery, ...]
 
     def terms(self) -> Terms:
@@ -370,14 +371,14 @@ def _books(
         mine = tuple(query for query in queries if not name or of_query[query.name] == name)
         if not mine:
             continue  # a source that no query reads yet
-        ledger = Path(_resolve(path.parent, table["ledger"])) if "ledger" in table else None
+        place = _resolve(path.parent, table["ledger"]) if "ledger" in table else None
         books.append(
             PipelineBook(
                 where=where,
                 dataset=table["dataset"],
                 epsilon=positive(table["epsilon"], f"{where}: epsilon"),
                 delta=positive(table["delta"], f"{where}: delta") if "delta" in table else None,
-                ledger=ledger or folder / "ledger",
+                ledger=ledger_place(place or folder / "ledger"),
                 queries=mine,
             )
         )

@@ -14,6 +14,7 @@ from dpstream.engines.query_run import Engine, EngineOptions
 from dpstream.errors import InvalidParameter, LedgerError, SecretError
 from dpstream.privacy.ledger.charges import Terms
 from dpstream.privacy.ledger.ledger import Ledger
+from dpstream.privacy.ledger.store import LedgerPlace
 from dpstream.privacy.state.run_directory import read_about
 from dpstream.session import Runs, refuse_early, run_all
 from dpstream.session.pipeline import ENGINES, Pipeline, PipelineBook
@@ -21,7 +22,7 @@ from dpstream.session.pipeline import ENGINES, Pipeline, PipelineBook
 
 def start(
     pipeline: Pipeline,
-    ledgers: Mapping[Path, Ledger],
+    ledgers: Mapping[LedgerPlace, Ledger],
     *,
     clock: Clock,
     sinks: Sequence[Any] = (),

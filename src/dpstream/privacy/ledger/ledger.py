@@ -2,8 +2,10 @@
 
 A ledger file holds one book per dataset. Each charge is checked against the book under the file's
 lock and fsynced before the caller may draw noise. Several processes may charge at once; a kill
-leaves either the whole charge or none. Without a path the book lives in memory, until a run that
-is kept is charged to it: then it moves to a file, for all that share it (`Ledger.persist`).
+leaves either the whole charge or none. In PostgreSQL (`store.py`) the same holds for several hosts,
+and what is said of the file here is said of its tables. Without a path the book lives in memory,
+until a run that is kept is charged to it: then it moves to a file, for all that share it
+(`Ledger.persist`).
 
 What is in memory is always in step with the file: whoever holds the lock sees every charge of every
 process. A change that is cut short never stays half made: memory is dropped and the file read
@@ -15,13 +17,13 @@ from __future__ import annotations
 import os
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from dpstream.errors import (
     BudgetExceeded,
@@ -36,6 +38,13 @@ from dpstream.privacy.ledger.balance import Book, DigestAt, report
 from dpstream.privacy.ledger.charges import Charge, KnownRun, Terms, is_about_run
 from dpstream.privacy.ledger.compaction import fold
 from dpstream.privacy.ledger.refusals import in_words, protection, refuse_overspend
+from dpstream.privacy.ledger.store import (
+    LedgerPlace,
+    LedgerStore,
+    Overtaken,
+    ledger_place,
+    open_store,
+)
 from dpstream.privacy.state.journal import Journal, Record, this_process
 
 BACKUPS = timedelta(days=35)
@@ -44,32 +53,53 @@ _KEEP = 1 << 14  # steps held in memory beyond the window; older ones are read b
 _VERBATIM = timedelta(days=1)  # records that a compaction leaves as they are
 _WORTHWHILE = 1024  # records that it folds at least
 _REFUSALS = (BudgetExceeded, NoiseReuse, LedgerError)
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _done_anew(
+    method: Callable[Concatenate[Ledger, P], T],
+) -> Callable[Concatenate[Ledger, P], T]:
+    """Do it once more if others wrote while its server was away: it is checked against theirs."""
+
+    @wraps(method)
+    def call(ledger: Ledger, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        while True:
+            try:
+                return method(ledger, *args, **kwargs)
+            except Overtaken:
+                with ledger._lock:
+                    if ledger._depth:  # the outermost one is what was overtaken
+                        raise
+
+    return call
 
 
 class Ledger:
     """Books by dataset, and the runs charged to them, in a file or (path None) in memory."""
 
-    def __init__(self, path: str | Path | None = None, *, backups: timedelta = BACKUPS) -> None:
-        """`backups`: for how long a backup of a state directory may be put back.
+    def __init__(
+        self, path: str | LedgerPlace | None = None, *, backups: timedelta = BACKUPS
+    ) -> None:
+        """`path`: a file, or the address of a server, such as "postgresql://ana@db/books".
 
-        The digests of so many days' steps are kept.
+        `backups`: for how long a backup of a state directory may be put back. The digests of so
+        many days' steps are kept.
         """
-        self.path = None if path is None else Path(path)
+        self.path = None if path is None else ledger_place(path)
         if backups < timedelta():
             raise InvalidParameter(f"backups must be a length of time; got {backups}")
         self._backups, self._look_again = backups, ""
-        self._journal = (
-            None
-            if self.path is None
-            else Journal(self.path, kind="ledger", error=LedgerError, head=True)
-        )
+        self._journal: LedgerStore | None = None if self.path is None else open_store(self.path)
         self._books: dict[str, Book] = {}
         self._runs: dict[str, KnownRun] = {}
         self._lock, self._process = threading.RLock(), this_process.id
         self._broken = False  # a change in memory was cut short: nobody is let in
+        self._depth = 0  # sections of `_locked` that are open
 
     # Books
 
+    @_done_anew
     def open(self, dataset: str, terms: Terms) -> None:
         """Create the dataset's book, or check that it has these very terms."""
         with self._locked():
@@ -119,6 +149,7 @@ class Ledger:
             book = self._books.get(dataset)
             return book.terms if book else None
 
+    @_done_anew
     def charge(
         self,
         dataset: str,
@@ -151,6 +182,7 @@ class Ledger:
             self._settle(book, charge.cells.first)
             return bool(parts)
 
+    @_done_anew
     def interval_end(
         self, dataset: str, run: str, query: str, purpose: str, first: int
     ) -> int | None:
@@ -162,6 +194,7 @@ class Ledger:
                 span = self._book(dataset, oldest=first).account.interval(key)
             return -1 if span is None else span[1]
 
+    @_done_anew
     def left(self, dataset: str, step: int | None = None) -> Fraction:
         """What the window ending at `step` (default: the newest) may still spend."""
         with self._locked():
@@ -189,6 +222,7 @@ class Ledger:
 
     # Runs
 
+    @_done_anew
     def register(self, dataset: str, run: str, fingerprint: str) -> None:
         """Tie a run id to everything that fixes its releases; another fingerprint is refused."""
         with self._locked():
@@ -207,6 +241,7 @@ class Ledger:
         with self._locked():
             return self._known(run).snapshot()
 
+    @_done_anew
     def begin(self, dataset: str, run: str, epoch: str, *, after: str) -> None:
         """Note that a process starts, or goes on with, a run; another one must stop.
 
@@ -217,6 +252,7 @@ class Ledger:
             self._refuse_overtaken(run, after)
             self._note(dataset, run, epoch=epoch)
 
+    @_done_anew
     def reach(
         self, dataset: str, run: str, last: int, digests: list[str], *, epoch: str, types: str
     ) -> None:
@@ -228,6 +264,7 @@ class Ledger:
             self._refuse_overtaken(run, epoch)
             self._note(dataset, run, reached=last, types=types, digests=digests)
 
+    @_done_anew
     def note_windows(
         self, dataset: str, run: str, *, minted: int, final: int, epoch: str | None
     ) -> None:
@@ -243,11 +280,13 @@ class Ledger:
             if minted > known.minted or final > known.final:
                 self._note(dataset, run, minted=minted, final=final)
 
+    @_done_anew
     def note_erasure(self, dataset: str, run: str, step: int, digest: str) -> None:
         """Note that a unit was erased before `step`: a state that still has it is an older one."""
         with self._locked():
             self._note(dataset, run, erasure=step, digest=digest)
 
+    @_done_anew
     def note_finish(self, dataset: str, run: str, steps: int, *, epoch: str) -> None:
         """Note how many steps a finished series has, before what it held back is drawn."""
         with self._locked():
@@ -255,6 +294,7 @@ class Ledger:
             if self._known(run).finished != steps:
                 self._note(dataset, run, finished=steps)
 
+    @_done_anew
     def note_adoption(self, dataset: str, run: str, *, because: str, who: str) -> None:
         """Note that somebody vouches for a directory, or ledger, that was moved."""
         with self._locked():
@@ -263,10 +303,10 @@ class Ledger:
     # The file
 
     @property
-    def place(self) -> Path | None:
-        """Where the file is, from the root; None in memory."""
-        journal = self._journal
-        return None if journal is None else Path(os.path.realpath(journal.place))
+    def place(self) -> LedgerPlace | None:
+        """Where the file is, from the root, or the server; None in memory."""
+        place = None if self._journal is None else self._journal.place
+        return Path(os.path.realpath(place)) if isinstance(place, Path) else place
 
     def identity(self) -> str:
         """Which file this is on this machine ("" in memory): a copy has another identity."""
@@ -290,7 +330,7 @@ class Ledger:
         with self._locked():
             return self._journal is None or self._journal.has(head)
 
-    def persist(self, path: str | Path) -> None:
+    def persist(self, path: str | LedgerPlace) -> None:
         """Keep a book that is in memory in a file from now on; one that has a file stays there.
 
         The book moves: everybody who holds this ledger charges the file. A file that exists is
@@ -300,8 +340,8 @@ class Ledger:
             with self._locked():
                 if self.path is not None:
                     return
-            path = Path(path)
-            if not path.exists():
+            path = ledger_place(path)
+            if isinstance(path, Path) and not path.exists():
                 Journal.write_new(path, self._all_records(), kind="ledger", error=LedgerError)
             elif any(book.charges() for book in self._books.values()):
                 raise LedgerError(
@@ -393,6 +433,7 @@ class Ledger:
         with self._lock, self._journal.locked() if self._journal else nullcontext():
             if self._broken:
                 raise LedgerError("a charge to this book was cut short; start a new one")
+            self._depth += 1
             try:
                 if self._journal is not None and not self._journal.head()[0]:  # nothing is read yet
                     self._books.clear()
@@ -408,6 +449,8 @@ class Ledger:
                 else:
                     self._start_over()
                 raise
+            finally:
+                self._depth -= 1
 
     def _start_over(self) -> None:
         """Drop what is in memory, to read the file from its first record."""
