@@ -73,7 +73,9 @@ def open_store(address: LedgerAddress) -> PostgresLedger:
 def exists(address: LedgerAddress) -> bool:
     """Are a ledger's tables there?"""
     options, schema = _options(address)
+    options.retry_policy()
     connect = connect_function(options)
+    options.finish()
     try:
         with raise_away(), connect() as connection:
             return _is_there(connection, schema)
