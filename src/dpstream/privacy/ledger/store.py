@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from dpstream.errors import LedgerError, StateError
@@ -79,16 +79,36 @@ class LedgerStore(Protocol):
         """Let it go."""
 
 
+class LedgerPlace(Protocol):
+    """A `Path` to a ledger file, or a `LedgerAddress`."""
+
+    @property
+    def suffix(self) -> str:
+        """How its name ends."""
+
+    def __hash__(self) -> int:
+        """It names one of several ledgers."""
+
+    def exists(self) -> bool:
+        """Is there a ledger? Asking makes none."""
+
+    def is_file(self) -> bool:
+        """Is there a ledger, and not a directory?"""
+
+    def is_dir(self) -> bool:
+        """Is it a directory?"""
+
+
 @dataclass(frozen=True)
 class LedgerAddress:
-    """A ledger on a server; it answers what is asked of a `Path` to a ledger file.
+    """A ledger on a server.
 
     >>> print(LedgerAddress("postgresql://ana:hunter2@db/books?schema=b&password=x"))
     postgresql://ana@db/books?schema=b
     """
 
     uri: str
-    suffix = ""
+    suffix: ClassVar[str] = ""
 
     def __str__(self) -> str:
         """The address without passwords, which are refused when it is opened."""
@@ -131,29 +151,26 @@ class LedgerAddress:
         return import_module(module)
 
 
-LedgerPlace = Path | LedgerAddress
-
-
 def ledger_place(given: str | LedgerPlace) -> LedgerPlace:
     """A path, or the address of a server.
 
     >>> ledger_place("clicks.ledger"), ledger_place("postgresql://db/books")
     (PosixPath('clicks.ledger'), postgresql://db/books)
     """
-    if isinstance(given, LedgerAddress):
+    if not isinstance(given, str):
         return given
-    scheme, server, _ = str(given).partition("://")
+    scheme, server, _ = given.partition("://")
     if not server:
         return Path(given)
     if scheme not in _SERVERS:
         raise LedgerError(
             f"a ledger is a file or in PostgreSQL (postgresql://user@host/database); got {scheme}:"
         )
-    return LedgerAddress(str(given))
+    return LedgerAddress(given)
 
 
 def open_store(place: LedgerPlace) -> LedgerStore:
     """The ledger at a place, made if there is none."""
     if isinstance(place, LedgerAddress):
         return place.open()
-    return Journal(place, kind="ledger", error=LedgerError, head=True)
+    return Journal(Path(str(place)), kind="ledger", error=LedgerError, head=True)
