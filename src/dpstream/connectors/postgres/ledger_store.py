@@ -7,13 +7,15 @@ which each begins; every line carries the tag of the one before it, so an altere
 found. `ledger_head` has one row: where the lines end, and the last tag. `ledger` has one row that
 never changes, the ledger's id; who works with the ledger locks this table.
 
-A section (`locked`) is one serialisable transaction, which takes that lock before it sees anything.
-What is appended is sent at its end, and only if the head is where the section found it: a writer
-that was paused, and whose session the server has ended, cannot write at a stale place. If the
-connection is lost, before or after the commit, the next one waits for the lock, so that the old
-transaction is over, and looks: the lines are there, or the head is where it was and they are sent
-again, or others have written and the section is done anew (`Overtaken`). Who does not get to the
-server waits as long as `patience` says, and then stops; nothing is drawn without a commit.
+A section (`locked`) is one transaction, which takes that lock before its first look at the tables.
+So sections come one after another, and each sees all that those before it have written: they are
+serialisable. What a section appends is sent at its end, and written only if the head is where the
+section found it: a writer that was paused, and whose session the server has ended, cannot write at
+a stale place. If the connection is lost, before or after the commit, the next one waits for the
+lock, so that the old transaction is over, and looks: the lines are there, or the head is where it
+was and they are sent again, or others have written and the section is done anew (`Overtaken`). Who
+does not get to the server waits as long as `patience` says, and then stops; nothing is drawn
+without a commit.
 """
 
 from __future__ import annotations
@@ -51,7 +53,8 @@ _LOCK = 1_685_091_436  # "dpsl": one of this number and a schema is held by who 
 _PAUSED = "60s"  # a writer that is silent for so long, in a section, loses its place
 _QUEUE = "10s"  # a wait for other writers that the operator hears of
 _PASSING = ("40001", "40P01", "55P03", "25P03")
-"""States of SQL that mean: not now. Serialisation, deadlock, a lock not had, an idle session."""
+"""States of SQL that mean: not now. A change beside the lock, a deadlock, a lock that was not had,
+a session that was silent for too long."""
 _log = logging.getLogger("dpstream")
 
 Rows = list[tuple[int, str]]
@@ -153,7 +156,7 @@ class PostgresLedger:
         """
         with self._explained():
             cursor = self._connected().execute(
-                "BEGIN ISOLATION LEVEL SERIALIZABLE; "
+                "BEGIN ISOLATION LEVEL REPEATABLE READ; "
                 f"LOCK TABLE {self._schema}.ledger IN EXCLUSIVE MODE; "
                 f'SELECT "end", tag, base FROM {self._schema}.ledger_head',
                 prepare=False,
@@ -379,14 +382,14 @@ class PostgresLedger:
         if self._connection is None or self._connection.closed:
             with self._explained():
                 self._connection = connection = self._connect()
-                kept = ("on", "remote_apply")
-                durable, fsync = connection.execute(
+                waits, fsync = connection.execute(
                     "SELECT current_setting('synchronous_commit'), current_setting('fsync')"
                 ).fetchone()
-                if durable not in kept:
-                    connection.execute("SET synchronous_commit = on")
-                connection.execute(f"SET idle_in_transaction_session_timeout = '{_PAUSED}'")
-                connection.execute(f"SET lock_timeout = '{_QUEUE}'")
+                connection.execute(
+                    f"SET synchronous_commit = {'remote_apply' if waits == 'remote_apply' else 'on'}; "
+                    f"SET idle_in_transaction_session_timeout = '{_PAUSED}'; "
+                    f"SET lock_timeout = '{_QUEUE}'; SET client_encoding = 'UTF8'"
+                )
                 if make and fsync != "on":
                     _log.warning(
                         "%s: the server runs with fsync = %s; charges may be lost when its "
