@@ -276,11 +276,11 @@ def lost(when, meanwhile=lambda: None):
     """A commit whose answer never comes, once; `when`: before or after the server has done it."""
     finish, times = PostgresLedger._finish, itertools.count()
 
-    def failing(store):
+    def failing(store, *given):
         if next(times):
-            return finish(store)
+            return finish(store, *given)
         if when == "after":
-            finish(store)
+            finish(store, *given)
         store._drop()
         meanwhile()
         raise psycopg.OperationalError("the connection is lost")
@@ -325,9 +325,9 @@ def test_a_kill_at_the_commit_leaves_all_or_nothing(uri, when):
     opened(uri).close()
     finish = PostgresLedger._finish
 
-    def killed(store):
+    def killed(store, *given):
         if when == "after":
-            finish(store)
+            finish(store, *given)
         os.kill(os.getpid(), signal.SIGKILL)
 
     def work():
@@ -393,12 +393,12 @@ def test_a_kill_anywhere_leaves_the_same_releases(postgres, tmp_path):
     def run(uri, folder, kill_at=None):
         times = itertools.count()
 
-        def counted(store):
+        def counted(store, *given):
             if next(times) == kill_at:
                 if kill_at % 2:
-                    finish(store)
+                    finish(store, *given)
                 os.kill(os.getpid(), signal.SIGKILL)
-            finish(store)
+            return finish(store, *given)
 
         PostgresLedger._finish = counted
         fixed = {} if (folder / "state").exists() else {"run_id": RUN}

@@ -23,7 +23,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
@@ -184,22 +184,27 @@ class PostgresLedger:
                 raise self._overtaken()
         starts, lines = zip(*self._pending, strict=True)
         with self._explained():
-            written = self._connection.execute(
+            written = self._finish(
                 f'WITH head AS (UPDATE {self._schema}.ledger_head SET "end" = %s, tag = %s '
                 'WHERE "end" = %s AND tag = %s RETURNING 1) '
                 f"INSERT INTO {self._schema}.ledger_lines (start, line) SELECT new.* FROM head, "
                 "unnest(%s::bigint[], %s::text[]) AS new",
                 (self._offset, self._tag, *self._noted[:2], list(starts), list(lines)),
             )
-            if written.rowcount != len(starts):
+            if written != len(starts):
                 raise self._overtaken()
-            self._finish()
 
-    def _finish(self) -> None:
-        answer = self._connection.execute("COMMIT").statusmessage
+    def _finish(self, statement: str = "", given: Sequence[Any] = ()) -> int:
+        """Commit, after one more statement in the same message; how many rows that has written."""
+        cursor = psycopg.ClientCursor(self._connection)
+        cursor.execute(f"{statement}; COMMIT", given)
+        written = cursor.rowcount
+        while cursor.nextset():
+            pass
         self._in_transaction = False
-        if answer != "COMMIT":
+        if cursor.statusmessage != "COMMIT":
             raise LedgerError(f"{self.place}: the server has not committed; run it again")
+        return written
 
     def _is_written(self) -> bool:
         """Are the lines of this section in the ledger?"""
@@ -385,8 +390,9 @@ class PostgresLedger:
                 waits, fsync = connection.execute(
                     "SELECT current_setting('synchronous_commit'), current_setting('fsync')"
                 ).fetchone()
+                waits = "remote_apply" if waits == "remote_apply" else "on"
                 connection.execute(
-                    f"SET synchronous_commit = {'remote_apply' if waits == 'remote_apply' else 'on'}; "
+                    f"SET synchronous_commit = {waits}; "
                     f"SET idle_in_transaction_session_timeout = '{_PAUSED}'; "
                     f"SET lock_timeout = '{_QUEUE}'; SET client_encoding = 'UTF8'"
                 )
