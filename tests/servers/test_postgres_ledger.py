@@ -30,7 +30,7 @@ from dpstream.errors import (
 from dpstream.privacy.ledger import ledger as ledgers
 from dpstream.privacy.ledger.charges import Cells, Charge
 from dpstream.privacy.ledger.ledger import Ledger
-from dpstream.privacy.ledger.store import LedgerAddress, ledger_place
+from dpstream.privacy.ledger.store import LedgerAddress, as_ledger_place
 from tests.golden.corpus import Golden, files_text, outcome, run_options
 from tests.golden.queries import SINK_QUERY, write_parquet
 from tests.laws import test_one_book as laws
@@ -250,7 +250,10 @@ def test_a_stale_place_cannot_be_written(uri, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(PostgresLedger, "_begin", stale)
-        with pytest.raises(StateError, match="others have written"), second._journal.locked():
+        with (
+            pytest.raises(ServerUnreachable, match="others have written"),
+            second._journal.locked(),
+        ):
             second._journal.append([{"amount": "1"}])
 
     assert charged(uri) == [0]
@@ -551,9 +554,9 @@ def test_a_password_in_the_address_is_shown_nowhere(postgres, tmp_path, uri, cap
         f"{uri}&password={PASSWORD}",
         f"{uri}&sslpassword={PASSWORD}",
     ):
-        address = ledger_place(spelling)
+        address = as_ledger_place(spelling)
         told += [str(address), repr(address)]
-        for use in (Ledger, lambda one: ledger_place(one).exists() and Ledger(one)):
+        for use in (Ledger, lambda one: as_ledger_place(one).exists() and Ledger(one)):
             with pytest.raises(InvalidParameter) as refused:
                 use(spelling)
             told.append(str(refused.value))

@@ -14,7 +14,7 @@ from dpstream.cli.output import note
 from dpstream.errors import InvalidParameter
 from dpstream.mechanisms import find
 from dpstream.mechanisms.base import Mechanism
-from dpstream.privacy.ledger.store import LedgerPlace, ledger_place
+from dpstream.privacy.ledger.store import LedgerPlace, as_ledger_place
 
 BudgetOption = partial(Option, rich_help_panel="Budget and repetition")
 
@@ -27,7 +27,7 @@ SharedLedger = Annotated[
     BudgetOption(
         envvar="DPSTREAM_LEDGER",
         help="Ledger that others share: a file, or postgresql://user@host/database.",
-        parser=ledger_place,
+        parser=as_ledger_place,
         metavar="LEDGER",
     ),
 ]

@@ -23,7 +23,7 @@ from dpstream.privacy.amounts import exact, show
 from dpstream.privacy.ledger.charges import Terms, is_about_run
 from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.ledger.refusals import as_epsilon, spent_and_left
-from dpstream.privacy.ledger.store import LedgerPlace, ledger_place
+from dpstream.privacy.ledger.store import LedgerPlace, as_ledger_place
 from dpstream.query.windows import duration, in_words
 from dpstream.session.pipeline import load_pipeline
 
@@ -33,7 +33,7 @@ Place = Annotated[
     Argument(
         metavar="LEDGER",
         help=f"A ledger ({_HELP}), or a pipeline.toml whose ledgers are meant.",
-        parser=ledger_place,
+        parser=as_ledger_place,
     ),
 ]
 File = Annotated[
@@ -42,7 +42,7 @@ File = Annotated[
         "--ledger",
         envvar="DPSTREAM_LEDGER",
         help=f"The ledger: {_HELP}.",
-        parser=ledger_place,
+        parser=as_ledger_place,
         metavar="LEDGER",
     ),
 ]
@@ -197,7 +197,8 @@ def history(
 @app.command("repair")
 def repair(
     place: Annotated[
-        LedgerPlace, Argument(metavar="LEDGER", help=f"The ledger: {_HELP}.", parser=ledger_place)
+        LedgerPlace,
+        Argument(metavar="LEDGER", help=f"The ledger: {_HELP}.", parser=as_ledger_place),
     ],
     because: Annotated[str, Option(help="Why; it is written into the ledger.")],
 ) -> None:
@@ -234,7 +235,7 @@ def _path(context: typer.Context, file: LedgerPlace | None) -> LedgerPlace:
             "name the ledger: dpstream ledger FILE, a ledger or a pipeline.toml; or --ledger FILE, "
             "or DPSTREAM_LEDGER"
         )
-    return ledger_place(path)
+    return as_ledger_place(path)
 
 
 def _existing(

@@ -27,7 +27,7 @@ from dpstream.privacy.accounting.calibration import mu_squared_for, rho_for
 from dpstream.privacy.amounts import on_grid, positive
 from dpstream.privacy.ledger.charges import Terms
 from dpstream.privacy.ledger.ledger import BACKUPS, Ledger
-from dpstream.privacy.ledger.store import LedgerPlace, ledger_place
+from dpstream.privacy.ledger.store import LedgerPlace, as_ledger_place
 from dpstream.privacy.state.secret import secret_path
 from dpstream.query.query import Query
 from dpstream.query.windows import duration
@@ -378,7 +378,7 @@ def _books(
                 dataset=table["dataset"],
                 epsilon=positive(table["epsilon"], f"{where}: epsilon"),
                 delta=positive(table["delta"], f"{where}: delta") if "delta" in table else None,
-                ledger=ledger_place(place or folder / "ledger"),
+                ledger=as_ledger_place(place or folder / "ledger"),
                 queries=mine,
             )
         )

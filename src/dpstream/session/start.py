@@ -28,7 +28,7 @@ from dpstream.engines.embedded.series_run import SeriesRun
 from dpstream.engines.query_run import AnyQuery, Engine, EngineOptions, QueryRun, Run
 from dpstream.errors import InvalidParameter, StateError
 from dpstream.privacy.ledger.ledger import Ledger, warn_of_own_book
-from dpstream.privacy.ledger.store import LedgerPlace, ledger_place
+from dpstream.privacy.ledger.store import LedgerPlace, as_ledger_place
 from dpstream.privacy.state import Secret
 from dpstream.privacy.state.durable_files import make_directory
 from dpstream.privacy.state.run_directory import ANEW, GivenLedger, keep_book, read_about
@@ -417,5 +417,5 @@ def _own_ledger(ledger: GivenLedger, folder: Path | None) -> Ledger | None:
 def _ledger_path(ledger: Any, folder: Path | None) -> LedgerPlace | None:
     """Where the ledger is, or would be; None: in memory."""
     if ledger is not None:
-        return ledger_place(ledger)
+        return as_ledger_place(ledger)
     return None if folder is None else folder / "ledger"

@@ -300,7 +300,7 @@ class PostgresLedger:
                 self._finish()
             assert self._noted is not None
             self._noted = self._noted._replace(base=base[0])
-        except (ServerAway, ServerUnreachable, Overtaken) as problem:
+        except (ServerAway, ServerUnreachable) as problem:
             _log.warning("%s is not compacted now: %s", self.place, problem)
 
     @property

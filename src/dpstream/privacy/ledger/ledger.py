@@ -42,7 +42,7 @@ from dpstream.privacy.ledger.store import (
     LedgerPlace,
     LedgerStore,
     Overtaken,
-    ledger_place,
+    as_ledger_place,
     open_store,
 )
 from dpstream.privacy.state.journal import Journal, Record, this_process
@@ -86,7 +86,7 @@ class Ledger:
         `backups`: for how long a backup of a state directory may be put back. The digests of so
         many days' steps are kept.
         """
-        self.path = None if path is None else ledger_place(path)
+        self.path = None if path is None else as_ledger_place(path)
         if backups < timedelta():
             raise InvalidParameter(f"backups must be a length of time; got {backups}")
         self._backups, self._look_again = backups, ""
@@ -340,7 +340,7 @@ class Ledger:
             with self._locked():
                 if self.path is not None:
                     return
-            path = ledger_place(path)
+            path = as_ledger_place(path)
             if isinstance(path, Path) and not path.exists():
                 Journal.write_new(path, self._all_records(), kind="ledger", error=LedgerError)
             elif any(book.charges() for book in self._books.values()):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
-from dpstream.errors import LedgerError, StateError
+from dpstream.errors import LedgerError, ServerUnreachable
 from dpstream.optional import optional
 from dpstream.privacy.state.journal import Fold, Journal, JournalEnd, Record
 
@@ -23,8 +23,8 @@ _SERVERS = {"postgresql": _POSTGRES, "postgres": _POSTGRES}
 """By scheme: the module of the store, the package that it needs, and the extra with that."""
 
 
-class Overtaken(StateError):
-    """Others have written since a section began, and nothing of it is written: it is done anew."""
+class Overtaken(ServerUnreachable):
+    """Others wrote while a server was away, and nothing of a section is written: do it anew."""
 
 
 class LedgerStore(Protocol):
@@ -151,10 +151,10 @@ class LedgerAddress:
         return import_module(module)
 
 
-def ledger_place(given: str | LedgerPlace) -> LedgerPlace:
+def as_ledger_place(given: str | LedgerPlace) -> LedgerPlace:
     """A path, or the address of a server.
 
-    >>> ledger_place("clicks.ledger"), ledger_place("postgresql://db/books")
+    >>> as_ledger_place("clicks.ledger"), as_ledger_place("postgresql://db/books")
     (PosixPath('clicks.ledger'), postgresql://db/books)
     """
     if not isinstance(given, str):

@@ -25,7 +25,7 @@ from typing import Any
 from dpstream.errors import StateError
 from dpstream.privacy.ledger.charges import KnownRun
 from dpstream.privacy.ledger.ledger import Ledger
-from dpstream.privacy.ledger.store import LedgerPlace, ledger_place
+from dpstream.privacy.ledger.store import LedgerPlace, as_ledger_place
 from dpstream.privacy.state import (
     InputLog,
     Secret,
@@ -374,7 +374,7 @@ def open_ledger(folder: Path, about: About | None, given: GivenLedger) -> Ledger
         return Ledger(given or folder / "ledger")
     place = _ledger_place(folder, about)
     if given is not None:
-        if not ledger_place(given).exists():
+        if not as_ledger_place(given).exists():
             raise StateError(
                 f"there is no ledger at {given}, and the run in {folder} is charged to {place}; "
                 f"restore it, or {ANEW}"
@@ -396,7 +396,7 @@ def _refuse_missing(ledger: LedgerPlace) -> None:
 
 def _ledger_place(folder: Path, about: About) -> LedgerPlace:
     """Where the ledger of a begun run is: in its directory, wherever that is now, or outside."""
-    return folder / "ledger" if about["own ledger"] else ledger_place(about["ledger place"])
+    return folder / "ledger" if about["own ledger"] else as_ledger_place(about["ledger place"])
 
 
 def _is_own(folder: Path, ledger: Ledger) -> bool:
