@@ -13,6 +13,7 @@ from fractions import Fraction
 
 import numpy as np
 import psycopg
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -31,8 +32,8 @@ from dpstream.privacy.ledger import ledger as ledgers
 from dpstream.privacy.ledger.charges import Cells, Charge
 from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.ledger.store import LedgerAddress, as_ledger_place
-from tests.golden.corpus import Golden, files_text, outcome, run_options
-from tests.golden.queries import SINK_QUERY, write_parquet
+from tests.golden.corpus import Golden, outcome, rows_text, run_options
+from tests.golden.queries import SINK_QUERY, in_utc, write_parquet
 from tests.laws import test_one_book as laws
 from tests.servers.conftest import PASSWORD
 from tests.support.fixed import RUN, SECRET
@@ -132,35 +133,25 @@ def test_it_decides_as_a_file_does(postgres_server, tmp_path_factory, charges, w
 def test_a_fixed_run_has_the_golden_digests(tmp_path, uri):
     """What is published and what is charged is that of a run with a file, also when resumed."""
     query, found = dps.sql(SINK_QUERY, name="sent"), []
+    source = write_parquet(tmp_path)
     for name, leave_after in (("whole", None), ("resumed", 12)):
         folder, ledger = tmp_path / name, f"{uri}_{name}"
-        folder.mkdir()
-        source = write_parquet(folder)
-
-        def start(folder=folder, ledger=ledger, source=source):
-            return dps.run(
-                query, source=source, sink=folder / "out", state=folder / "state", secret=SECRET,
-                ledger=ledger, options=run_options(),
-            )  # fmt: skip
-
+        fixed = {"secret": SECRET, "ledger": ledger, "options": run_options()}
+        places = {"sink": folder / "out", "state": folder / "state"}
         if leave_after:
-            releases = iter(start())
-            for _ in range(leave_after):
-                next(releases)
+            releases = iter(dps.run(query, source=source, **places, **fixed))
+            list(itertools.islice(releases, leave_after))
             releases.close()
-        start().finish()
-        found.append(outcome(files_text(folder / "out"), ledger))
-    whole, resumed = found
-    with_file = tmp_path / "file"
-    with_file.mkdir()
-    dps.run(
-        query, source=write_parquet(with_file), sink=with_file / "out", state=with_file / "state",
-        secret=SECRET, ledger=with_file / "book", options=run_options(),
-    ).finish()  # fmt: skip
+        run = dps.run(query, source=source, **places, **fixed).finish()
+        tables = [in_utc(pq.read_table(path)) for path in sorted((folder / "out").glob("*"))]
+        rows = [
+            {name: row[name] for name in run.schema.names}
+            for table in tables
+            for row in table.to_pylist()
+        ]
+        found.append(outcome(rows_text(rows), ledger))
 
-    assert whole == outcome(files_text(with_file / "out"), with_file / "book")
-    assert (whole.releases, whole.spent) == (resumed.releases, resumed.spent)
-    assert whole.digests()["ledger"] == Golden().stored["rows/sent"]["ledger"]
+    Golden().check("rows/sent", *found)
 
 
 def test_compaction_changes_no_answer(uri, monkeypatch):
