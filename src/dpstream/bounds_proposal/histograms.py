@@ -16,6 +16,7 @@ on the data. Proof: `docs/soundness/bounds.md`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, Final
@@ -234,10 +235,20 @@ def histogram_query(reading: Query, *, facts: int, epsilon: Any, delta: Any) -> 
 
 
 def noisy_histograms(
-    facts: UnitFacts, asked: Query, *, ledger: Ledger | Any, dataset: str
+    facts: UnitFacts, asked: Query, *, ledger: Any, dataset: str, analyst: str = ""
 ) -> Histograms:
-    """Charge the question to the dataset's book, then draw."""
-    (table,) = run(asked, source=_rows(facts, asked), ledger=ledger, dataset=dataset)
+    """Charge the question to the dataset's book, then draw.
+
+    A book that is not there is opened, and its budget is left to whoever opens it next.
+    """
+    if ledger is not None:
+        shared = isinstance(ledger, Ledger)
+        with ExitStack() as stack:
+            book = ledger if shared else stack.enter_context(closing(Ledger(ledger)))
+            if book.terms(dataset) is None:
+                book.open(dataset, plan_query(asked).terms(), provisional=True)
+    rows = _rows(facts, asked)
+    (table,) = run(asked, source=rows, ledger=ledger, dataset=dataset, analyst=analyst)
     counts = {fact: np.zeros(BINS[fact]) for fact in _bins_by_fact(facts)}
     columns = (table[name].to_pylist() for name in (_FACT, _BIN, _UNITS))
     for fact, number, units in zip(*columns, strict=True):

@@ -174,6 +174,7 @@ def bounds(
     sample: float = 1.0,
     ledger: GivenLedger = None,
     dataset: str = "stream",
+    analyst: str = "",
     time_column: str | None = None,
     time_unit: str | None = None,
     time_origin: Instant | Literal[0] = 0,
@@ -188,9 +189,11 @@ def bounds(
 
     `public=True` declares that the source is public: nothing is paid, and what is proposed is
     exact. Otherwise `epsilon` and `delta` are charged to `dataset`'s book in `ledger` before noise
-    is drawn. The bounds are for a query with `query_epsilon`, `query_delta` and `triggers` tables
-    a window, and for groups of `group_size` rows (default: ten times what a group needs to
-    appear). `sample` looks at this share of the units.
+    is drawn; a book that is not there yet is opened, and whoever opens it next sets its budget.
+    `analyst`: who asks, for a book that gives analysts shares. The bounds are for a query with
+    `query_epsilon`, `query_delta` and `triggers` tables a window, and for groups of `group_size`
+    rows (default: ten times what a group needs to appear). `sample` looks at this share of the
+    units.
 
     >>> import pyarrow as pa
     >>> rows = range(6000)
@@ -239,7 +242,7 @@ def bounds(
     if asked is None:
         histograms = exact_histograms(facts)
     else:
-        histograms = noisy_histograms(facts, asked, ledger=ledger, dataset=dataset)
+        histograms = noisy_histograms(facts, asked, ledger=ledger, dataset=dataset, analyst=analyst)
     target = _TargetQuery(query_epsilon, query_delta, triggers, bool(keys))
     return Proposal(
         privacy_unit_column=privacy_unit_column,

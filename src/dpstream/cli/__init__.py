@@ -31,6 +31,7 @@ def main(args: Sequence[str] | None = None) -> None:
     if "--json" not in given and sys.stderr.isatty():  # somebody waits
         tell_log("dpstream.compiled")
     tell_log("dpstream.sources")
+    tell_log("dpstream.ledger")
     with warnings.catch_warnings():
         warnings.simplefilter("always", NewBook)
         warnings.filterwarnings("ignore", "the budget of this", NewBook)  # a note says it

@@ -10,7 +10,7 @@ from typer import Argument, Option
 
 from dpstream.bounds_proposal import Proposal
 from dpstream.bounds_proposal import bounds as propose
-from dpstream.cli.command_options import BudgetOption, Payer, SharedLedger
+from dpstream.cli.command_options import Asker, BudgetOption, Payer, SharedLedger
 from dpstream.cli.output import AsJson, new_table, note, people, print_json, progress_bar
 
 _Target = partial(Option, rich_help_panel="The query that bounds are for")
@@ -34,6 +34,7 @@ def bounds(
     delta: Annotated[str, BudgetOption(help="And this much.")] = "1e-9",
     ledger: SharedLedger = None,
     dataset: Payer = "stream",
+    who: Asker = "",
     query_epsilon: Annotated[float, _Target(help="Its epsilon.")] = 1.0,
     query_delta: Annotated[float, _Target(help="Its delta.")] = 1e-9,
     triggers: Annotated[int, _Target(min=1, help="Tables of a window.")] = 100,
@@ -71,6 +72,7 @@ def bounds(
             sample=sample,
             ledger=ledger,
             dataset=dataset,
+            analyst=who,
             time_column=time_column,
             time_unit=time_unit,
             time_origin=time_origin or 0,

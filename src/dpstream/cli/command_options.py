@@ -32,6 +32,20 @@ SharedLedger = Annotated[
     ),
 ]
 Payer = Annotated[str, BudgetOption(help="Whose book in the ledger pays.")]
+Asker = Annotated[
+    str,
+    BudgetOption(
+        "--who", help="The analyst who asks, where the book gives shares; a note, not a lock."
+    ),
+]
+TakeOver = Annotated[
+    bool,
+    BudgetOption(
+        "--take-over",
+        help="The state of an earlier run is lost, or the query has changed: end that run for "
+        "good, and begin with the next period of its units, at no further cost.",
+    ),
+]
 FLAGS = ("epsilon", "window", "delay", "lo", "hi", "quantum")
 
 

@@ -1,7 +1,8 @@
-"""`dpstream ledger`: what was spent, on what, when, and what is left."""
+"""`dpstream ledger`: what was spent, on what, when, and what is left; changes of a book."""
 
 from __future__ import annotations
 
+import getpass
 import math
 from collections.abc import Iterable, Iterator
 from contextlib import closing
@@ -16,14 +17,22 @@ from rich.table import Table
 from typer import Argument, Option
 from typer.core import TyperGroup
 
+from dpstream.cli.ledger_plan import plan_pipeline, print_plan
 from dpstream.cli.output import AsJson, new_table, people, print_json, print_whole, wants_json
 from dpstream.errors import InvalidParameter, LedgerError
-from dpstream.privacy.accounting.promises import delta_of_terms, promise, rows_of
+from dpstream.privacy.accounting.curves import gdp_delta, gdp_epsilon
+from dpstream.privacy.accounting.promises import promise, rows_of, same_promise
 from dpstream.privacy.amounts import exact, show
 from dpstream.privacy.ledger.charges import Terms, is_about_run
 from dpstream.privacy.ledger.ledger import Ledger
-from dpstream.privacy.ledger.refusals import as_epsilon, spent_and_left
+from dpstream.privacy.ledger.refusals import (
+    amount_in_words,
+    as_epsilon,
+    promise_in_words,
+    spent_and_left,
+)
 from dpstream.privacy.ledger.store import LedgerPlace, as_ledger_place
+from dpstream.query.book_periods import loss_over
 from dpstream.query.windows import duration, in_words
 from dpstream.session.pipeline import load_pipeline
 
@@ -47,6 +56,17 @@ File = Annotated[
     ),
 ]
 Dataset = Annotated[str | None, Option(help="Only this dataset.")]
+Ledgers = Annotated[
+    LedgerPlace,
+    Argument(
+        metavar="BOOK",
+        help="A ledger, or a pipeline.toml whose ledger is meant.",
+        parser=as_ledger_place,
+    ),
+]
+Whose = Annotated[str | None, Option(help="Which book, if the ledger has several.")]
+Because = Annotated[str, Option(metavar="TEXT", help="Why; it is written into the ledger.")]
+Who = Annotated[str | None, Option(help="Who says so (default: the login name).")]
 _BAR = 24  # characters
 _ALLOWANCES = {"tail": "of delta to find keys", "drift": "to round noise"}
 
@@ -164,7 +184,7 @@ def open_book(
             "--delta goes with --privacy-unit user and mu_squared, and without --window"
         )
     with closing(Ledger(_path(context, file))) as book_file:
-        book_file.open(dataset, terms)
+        book_file.open(dataset, terms, say=False)
         books = [book for book in book_file.report() if book["dataset"] == dataset]
     if wants_json():
         print_json(books)
@@ -215,6 +235,172 @@ def repair(
     print(f"{place} is taken as it is, with {records} records; the last one says why")
 
 
+@app.command("grow", epilog="Example: dpstream ledger grow book --epsilon 4 --because 'agreed'")
+def grow(
+    place: Ledgers,
+    epsilon: Annotated[str, Option(help="The new total, as the book was opened with one.")],
+    because: Because,
+    delta: Annotated[str | None, Option(help="The new delta (default: the book's).")] = None,
+    dataset: Whose = None,
+    who: Who = None,
+    as_json: AsJson = False,
+) -> None:
+    """Give a book another budget, larger or smaller, for all that share it.
+
+    Less than what is spent is refused. Whoever uses the book sees the new budget at the next
+    charge; pipeline files that say the old one are refused until they say the new one.
+    """
+    with closing(Ledger(_one_ledger(place))) as book_file:
+        name, old = _one_book(book_file, dataset)
+        new = same_promise(old, epsilon=epsilon, delta=delta)
+        changed = book_file.grow(name, new, because=because, who=who or getpass.getuser())
+        books = _books_of(book_file, name)
+    if wants_json():
+        print_json(books)
+        return
+    had = f"had {promise_in_words(old)}" if changed else "had it already"
+    print(f"the book {name!r} has {promise_in_words(new)}; it {had}")
+    print(spent_and_left(books[0]))
+
+
+@app.command("allow", epilog="Example: dpstream ledger allow book --analyst ana --share 0.5 ...")
+def allow(
+    place: Ledgers,
+    analyst: Annotated[str, Option(help="Whose share this is.")],
+    because: Because,
+    share: Annotated[str, Option(help="The part of the book that is theirs, 1 at most.")] = "1",
+    largest: Annotated[
+        str | None, Option(help="The largest epsilon of one query, at the book's delta.")
+    ] = None,
+    dataset: Whose = None,
+    who: Who = None,
+    as_json: AsJson = False,
+) -> None:
+    """Give an analyst a share of a book, and a largest epsilon for one query.
+
+    From the first one on the book takes new queries from those that it names alone. Names that
+    `--who` or a pipeline file gives are bookkeeping: whoever can write the ledger can give any.
+    """
+    with closing(Ledger(_one_ledger(place))) as book_file:
+        name, _ = _one_book(book_file, dataset)
+        said = {"because": because, "who": who or getpass.getuser()}
+        book_file.allow(name, analyst, share=share, largest=largest, **said)
+        books = _books_of(book_file, name)
+    if wants_json():
+        print_json(books)
+    else:
+        print_books(people(), books)
+
+
+@app.command("void", epilog="Example: dpstream ledger void 3f2a9c1d book --because 'wrong query'")
+def void(
+    context: typer.Context,
+    run: Annotated[str, Argument(metavar="RUN", help="The run, as `ledger show` names it.")],
+    because: Because,
+    place: Place = None,
+    file: File = None,
+    dataset: Whose = None,
+    who: Who = None,
+    as_json: AsJson = False,
+) -> None:
+    """Give back the charge of a run that has begun no step; the run is ended for good.
+
+    The ledger itself must show that nothing was drawn: the run has a state directory, and the
+    ledger knows of none of its steps.
+    """
+    with closing(Ledger(_one_ledger(place or _path(context, file)))) as book_file:
+        name, _ = _one_book(book_file, dataset)
+        (book,) = _books_of(book_file, name)
+        runs = {line["run"] for line in book["spent_on"] if line["run"].startswith(run)}
+        if len(runs) != 1 or not run:
+            known = sorted({line["run"][:8] for line in book["spent_on"]})
+            raise LedgerError(
+                f"{run!r} names {len(runs)} runs that were charged to the book {name!r}; "
+                f"its runs are {', '.join(known) or 'none'}"
+            )
+        book_file.void(name, *runs, because=because, who=who or getpass.getuser())
+        books = _books_of(book_file, name)
+    if wants_json():
+        print_json(books)
+        return
+    print(f"the charge of run {run[:8]} is given back, and the run is ended for good")
+    print(spent_and_left(books[0]))
+
+
+@app.command("plan", epilog="Example: dpstream ledger plan pipeline.toml --for '1 year'")
+def plan(
+    place: Annotated[Path, Argument(metavar="PIPELINE", help="A pipeline.toml file.")],
+    queries: Annotated[
+        list[str] | None, Option("--query", help="Only this query; may be repeated.")
+    ] = None,
+    length: Annotated[str, Option("--for", help="How far to look ahead.")] = "1 year",
+    further: Annotated[
+        list[str] | None,
+        Option(metavar="EPSILON", help="How many more queries of this epsilon fit? Repeatable."),
+    ] = None,
+    every: Annotated[
+        str | None, Option(help="One more such query each '1 month': when does the book run out?")
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        Option("--set", metavar="QUERY=EPSILON", help="Plan with another epsilon of a query."),
+    ] = None,
+    plot: Annotated[Path | None, Option(help="Draw the spend over time in this file.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what a pipeline would spend, before anything is spent: what fits, and until when.
+
+    Nothing is read and nothing is written. What is in the book already counts.
+    """
+    planned = plan_pipeline(
+        load_pipeline(place),
+        only=queries or [],
+        length=length,
+        further=further or [],
+        every=every,
+        settings=settings or [],
+    )
+    if plot is not None:
+        planned.plot(plot)
+    if wants_json():
+        print_json(planned.to_json())
+    else:
+        print_plan(people(), planned)
+
+
+def _one_ledger(place: LedgerPlace) -> LedgerPlace:
+    """The ledger that is meant; it must be there."""
+    paths = [place]
+    if isinstance(place, Path) and place.suffix == ".toml":
+        paths = list(dict.fromkeys(book.ledger for book in load_pipeline(place).books))
+    if len(paths) > 1:
+        listed = ", ".join(map(str, paths))
+        raise InvalidParameter(f"{place} has several ledgers; name one of {listed}")
+    if not paths[0].is_file():
+        raise LedgerError(f"there is no ledger at {paths[0]}; dpstream ledger open makes one")
+    return paths[0]
+
+
+def _one_book(book_file: Ledger, dataset: str | None) -> tuple[str, Terms]:
+    """The dataset that is meant, and the terms of its book."""
+    names = [book["dataset"] for book in book_file.report()]
+    if dataset is None and len(names) == 1:
+        dataset = names[0]
+    if dataset not in names or dataset is None:
+        asked = "which book is meant?" if dataset is None else f"there is no book for {dataset!r};"
+        raise LedgerError(
+            f"{asked} name it: --dataset; {book_file.path} has {', '.join(names) or 'none'}"
+        )
+    terms = book_file.terms(dataset)
+    assert terms is not None
+    return dataset, terms
+
+
+def _books_of(book_file: Ledger, dataset: str) -> list[dict[str, Any]]:
+    """The book of one dataset, as `ledger show` has it."""
+    return [book for book in books_with_dates(book_file) if book["dataset"] == dataset]
+
+
 def _rows_of(unit_column: str | None, time_column: str | None, period: str) -> str:
     """What one unit changes, as its queries say it."""
     if unit_column is None or (time_column is None) != (period == "forever"):
@@ -258,7 +444,11 @@ def _existing(
         hint = f"; did you mean {inside}?" if inside.is_file() else ""
         raise LedgerError(f"{path} is a directory, not a ledger{hint}")
     if not path.exists():
-        commands = "" if place is None else " (the commands are show, open, history and repair)"
+        commands = (
+            ""
+            if place is None
+            else " (the commands are show, open, plan, grow, allow, void, history and repair)"
+        )
         raise LedgerError(
             f"there is no ledger at {path}{commands}; a release with --ledger creates it, "
             "as does `dpstream ledger open`"
@@ -277,7 +467,10 @@ def books_with_dates(book_file: Ledger) -> list[dict[str, Any]]:
     """The ledger's report in epsilon too, with the first and last time each line was charged."""
     books = book_file.report()
     times: dict[tuple[str, ...], list[str]] = {}
+    changes: dict[str, list[str]] = {}
     for record in book_file.history():
+        if "grown" in record:
+            changes.setdefault(record["dataset"], []).append(_change(record))
         if "purpose" in record:
             key = (record["dataset"], record["run"], record["query"], record["purpose"])
             times.setdefault(key, []).append(record["at"])
@@ -285,15 +478,36 @@ def books_with_dates(book_file: Ledger) -> list[dict[str, Any]]:
         terms = Terms.from_json(book["terms"])
         left = Fraction(book["left"])
         book["promise"] = promise_in_words(terms)
+        if book["dataset"] in changes:
+            book["changes"] = changes[book["dataset"]]
         book["epsilon"] = {
             "total": as_epsilon(terms, terms.total),
             "spent": as_epsilon(terms, terms.total - left),
             "left": as_epsilon(terms, left),
         }
+        if people := _people(book, terms):
+            book["people"] = people
         for line in book["spent_on"]:
             at = times.get((book["dataset"], line["run"], line["query"], line["purpose"]), [""])
             line["first_at"], line["last_at"] = at[0], at[-1]
     return books
+
+
+def _people(book: dict[str, Any], terms: Terms) -> list[dict[str, Any]]:
+    """What any one person has lost over a day, a week and a year, where units are of a period."""
+    if terms.period == "forever" or terms.epsilon is None or not book["spent_on"]:
+        return []
+    slack = 2 * terms.rounding_slack
+    delta = gdp_delta(mu=math.sqrt(terms.total), epsilon=terms.epsilon - slack)
+    lines = []
+    for days in (1, 7, 365):
+        loss = loss_over(book, days)
+        if loss is not None and 0 < delta < 1:
+            epsilon = gdp_epsilon(mu=math.sqrt(loss), delta=delta) if loss else 0.0
+            within = {1: "a day", 7: "7 days", 365: "365 days"}[days]
+            line = {"within": within, "mu_squared": float(loss), "epsilon": epsilon}
+            lines.append(line | {"delta": delta})
+    return lines
 
 
 def print_books(console: Console, books: list[dict[str, Any]]) -> None:
@@ -309,17 +523,19 @@ def print_books(console: Console, books: list[dict[str, Any]]) -> None:
         console.print(f"{bar} {spent_and_left(book)}", soft_wrap=True)
         if terms.measure != "epsilon":
             console.print(f"counted as {_parts(book, terms.total, left)}", soft_wrap=True)
+        if "people" in book:
+            parts = (f"{line['epsilon']:.3g} within {line['within']}" for line in book["people"])
+            console.print(
+                f"any one user, by the noise alone: at most epsilon = {', '.join(parts)}",
+                soft_wrap=True,
+            )
+        for change in book.get("changes", ()):
+            console.print(change, soft_wrap=True)
+        if book.get("principals"):
+            print_whole(console, _principals(book, terms))
         if book["spent_on"]:
             print_whole(console, _spent_on(book["spent_on"]))
         console.print()
-
-
-def promise_in_words(terms: Terms) -> str:
-    """The promise in epsilon and delta where the book has them."""
-    if terms.measure != "mu_squared" or terms.epsilon is None:
-        return terms.describe()
-    whom = terms.describe().partition(" for ")[2]
-    return f"epsilon = {show(terms.epsilon)}, delta = {delta_of_terms(terms):.3g} for {whom}"
 
 
 def _opening(terms: Terms) -> str:
@@ -349,8 +565,31 @@ def print_history(console: Console, records: Iterable[dict[str, Any]]) -> None:
     console.print(table)
 
 
+def _change(record: dict[str, Any]) -> str:
+    """A change of a book's budget, in words."""
+    who = f" by {record['who']}" if record["who"] else ""
+    terms = Terms.from_json(record["grown"])
+    budget = promise_in_words(terms).partition(" for ")[0]
+    return f"{_clock(record['at'])} UTC{who}: {budget} from now on ({record['because']})"
+
+
+def _principals(book: dict[str, Any], terms: Terms) -> Table:
+    """Whose share is how large, and how much of it is left."""
+    headings = ("analyst", "share", "largest query", "spent", "left of it")
+    table = new_table(*headings, right=headings[1:])
+    for name, allowed in book["principals"].items():
+        share, spent = Fraction(allowed["share"]), Fraction(allowed["spent"])
+        left = max(share * terms.total - spent, Fraction(0))
+        largest = f"epsilon = {show(Fraction(allowed['largest']))}" if "largest" in allowed else "-"
+        amounts = [amount_in_words(terms, amount) for amount in (spent, left)]
+        table.add_row(name, show(share), largest, *amounts)
+    return table
+
+
 def _spent_on(lines: list[dict[str, Any]]) -> Table:
     headings = ["run", "query", "purpose", "steps", "charges", "each"]
+    analysts = any("analyst" in line for line in lines)
+    headings[2:2] = ["analyst"] if analysts else []
     when = any(line.get("last_at") for line in lines)
     if when:
         headings.append("last charged (UTC)")
@@ -358,6 +597,7 @@ def _spent_on(lines: list[dict[str, Any]]) -> Table:
     for line in lines:
         each = Fraction(line["amount"]) / max(line["charges"], 1)
         cells = [line["run"][:8], line["query"] or "-", line["purpose"]]
+        cells[2:2] = [line.get("analyst", "-")] if analysts else []
         cells += [f"{line['first_step']}..{line['last_step']}", str(line["charges"]), show(each)]
         table.add_row(*cells, *([_clock(line["last_at"])] if when else []))
     return table
@@ -365,12 +605,18 @@ def _spent_on(lines: list[dict[str, Any]]) -> Table:
 
 def _about_run(record: dict[str, Any]) -> tuple[str, str]:
     """What a record says of a run, and of which step."""
+    if "ended" in record:
+        return f"was ended for good by {record['who']}: {record['ended']}", ""
+    if "begun" in record:
+        return f"draws for units up to period {record['begun']}", ""
     if "epoch" in record:
         return "was started, or goes on", ""
     if "reached" in record:
         return "has come so far", str(record["reached"])
     if "minted" in record:
         return f"has had {record['minted']} window keys; {record['final']} are erased", ""
+    if "voided" in record:
+        return f"had its charge given back by {record.get('who')}: {record['voided']}", ""
     if "erasure" in record:
         return "had a unit erased", f"..{record['erasure'] - 1}"
     return f"was adopted by {record['who']}: {record['adopted']}", ""
@@ -379,14 +625,28 @@ def _about_run(record: dict[str, Any]) -> tuple[str, str]:
 def _entry(record: dict[str, Any]) -> tuple[str, str, str, str, str]:
     at = _clock(record["at"])
     if "book" in record:
-        return at, record["book"], f"opened: {_opening(Terms.from_json(record['terms']))}", "", ""
+        until = " (until somebody sets its budget)" if "provisional" in record else ""
+        what = f"opened: {_opening(Terms.from_json(record['terms']))}{until}"
+        return at, record["book"], what, "", ""
     if "repaired" in record:
         return at, "", f"taken as it is: {record['repaired']}", "", ""
     if "compacted" in record:
         return at, "", f"what is from before {_clock(record['compacted'])} was folded", "", ""
     dataset = record["dataset"]
+    if "grown" in record:
+        what = f"{_opening(Terms.from_json(record['grown']))} from now on"
+        by = f" by {record['who']}" if record["who"] else ""
+        return at, dataset, f"{what}{by}: {record['because']}", "", ""
+    if "allowed" in record:
+        facts = ", ".join(f"{key} {show(Fraction(v))}" for key, v in record["allowed"].items())
+        by = f" by {record['who']}: {record['because']}" if "who" in record else ""
+        return at, dataset, f"{record['analyst']} is allowed {facts}{by}", "", ""
+    if "learned" in record:
+        run = record["learned"]["run"][:8]
+        return at, dataset, f"run {run} has told what floats may lose", "", ""
     if "fingerprint" in record:
-        return at, dataset, f"run {record['run'][:8]} started", "", ""
+        by = f" by {record['analyst']}" if "analyst" in record else ""
+        return at, dataset, f"run {record['run'][:8]} started{by}", "", ""
     if is_about_run(record):
         what, steps = _about_run(record)
         return at, dataset, f"run {record['run'][:8]} {what}", "", steps

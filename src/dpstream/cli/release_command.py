@@ -12,6 +12,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from dpstream.cli.command_options import (
+    Asker,
     BudgetOption,
     Payer,
     SecretFile,
@@ -88,6 +89,7 @@ def release(
     secret: SecretFile = None,
     ledger: SharedLedger = None,
     dataset: Payer = "stream",
+    who: Asker = "",
     as_json: AsJson = False,
 ) -> None:
     """Publish a series under differential privacy, one row a step."""
@@ -109,6 +111,7 @@ def release(
         ledger=ledger,
         dataset=dataset,
         name=name_of(chosen),
+        analyst=who,
         replay=state is not None,
     )
     tell_storage("release", state, ledger)

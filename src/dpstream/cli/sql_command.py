@@ -13,10 +13,12 @@ import typer
 from typer import Argument, Option
 
 from dpstream.cli.command_options import (
+    Asker,
     BudgetOption,
     Payer,
     SecretFile,
     SharedLedger,
+    TakeOver,
     literal,
     read_settings,
     tell_storage,
@@ -29,6 +31,7 @@ from dpstream.cli.watch import (
     charged_runs,
     is_unfinished,
     progress,
+    tell_beginnings,
     tell_charges,
     tell_operator,
 )
@@ -148,6 +151,8 @@ def sql(
     secret: SecretFile = None,
     ledger: SharedLedger = None,
     dataset: Payer = "stream",
+    who: Asker = "",
+    take_over: TakeOver = False,
     as_json: AsJson = False,
 ) -> None:
     """Publish a query's releases under differential privacy."""
@@ -177,9 +182,12 @@ def sql(
         secret=secret,
         ledger=book if isinstance(book, Ledger) else ledger,
         dataset=dataset,
+        analyst=who,
         clock=stopper,
+        take_over=take_over,
     )
     before = charged_runs(book, dataset)
+    tell_beginnings([running])
     tell_storage("query", state, ledger)
     for words in remarks(compiled):
         note(words)

@@ -17,7 +17,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from inspect import GEN_RUNNING, getgeneratorstate
 from pathlib import Path
@@ -85,6 +85,8 @@ class EngineOptions:
     overdue_at_once: int = 1000
     """Overdue triggers of a live run (after a stop, or a clock that went ahead) that are published
     one after another; then it pauses for a second."""
+    analyst: str = ""
+    """Who asks: a book that names analysts counts it as theirs, and takes no new run of others."""
     run_id: bytes | None = None
     """For tests alone: runs that share it and their secret share their noise."""
 
@@ -282,11 +284,27 @@ class Run(ABC):
         return f"<Run {self.query.name!r}: {self.steps_done} of {total} triggers published>"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Beginning:
+    """Where a run of a query with periods begins, if not with its first window."""
+
+    not_before: int | None = None
+    """Windows that begin before this time are left out: it is the first of a period."""
+    takes_over: tuple[str, ...] = ()
+    """Runs that are ended for good before this one is charged."""
+    who: str = ""
+    """Who wants that."""
+    notice: str = ""
+    """All of it in words, for the operator."""
+
+
 @dataclass(kw_only=True, repr=False, eq=False)
 class QueryRun(Run):
     """A running GROUP BY; an engine adds how rows come in and how a step is worked out."""
 
     query: Query
+    beginning: Beginning = field(default_factory=Beginning)
+    """Of a run that begins; one that goes on keeps its own."""
     plan: NoisePlan = field(init=False)
     engine: ClassVar[str] = "embedded"
     _storage: RunStorage = field(init=False)
@@ -309,6 +327,10 @@ class QueryRun(Run):
                 "too: rows that are complete belong in a file"
             )
         self._begin(kept)
+        if kept is not None:
+            self.beginning = Beginning(**kept["notes"].get("beginning", {}))
+        if self.beginning.not_before is not None:
+            self.query = self.query.not_before(self.beginning.not_before)
         self.plan = plan_query(self.query)
         self.query = self.plan.query
 
@@ -401,14 +423,19 @@ class QueryRun(Run):
 
     def _notes(self) -> dict[str, Any]:
         """What the state directory remembers of how the run began."""
-        return {"now": self._now, "engine": self.engine}
+        notes: dict[str, Any] = {"now": self._now, "engine": self.engine}
+        if self.beginning != Beginning():
+            notes["beginning"] = asdict(self.beginning)
+        return notes
 
     def _default_buckets(self) -> int:
         return self.options.buckets or len(os.sched_getaffinity(0))
 
     def _admit(self) -> None:
         """Open the book if there is none; refuse early what will not fit."""
-        self._storage.ledger.admit(self.dataset, self.plan.terms(), f"query {self.query.name!r}")
+        ledger = self._storage.ledger
+        terms = self.plan.terms(ledger.terms(self.dataset))
+        ledger.admit(self.dataset, terms, f"query {self.query.name!r}")
 
     def _charge(self) -> QuerySpend:
         """Charge the run, after its first rows: a source that cannot be read costs nothing."""
@@ -423,9 +450,15 @@ class QueryRun(Run):
         """Open the book if there is none, register the run, and charge it."""
         self._admit()
         storage = self._storage
+        because = f"run {storage.run.hex()[:8]} of {self.query.name!r} takes over"
+        for run in self.beginning.takes_over:
+            storage.ledger.end(self.dataset, run, because=because, who=self.beginning.who)
         facts = canonical(("query", sorted(self._facts().items()), self.dataset))
         fingerprint = storage.secret.fingerprint(storage.run, facts)
-        storage.ledger.register(self.dataset, storage.run.hex(), fingerprint)
+        kept = storage.directory is not None
+        storage.ledger.register(
+            self.dataset, storage.run.hex(), fingerprint, analyst=self.options.analyst, kept=kept
+        )
         spend = QuerySpend(
             run=storage.run,
             query=self.query.name,

@@ -98,6 +98,7 @@ class Runner:
         dataset: str = "stream",
         name: str = "",
         clock: str = "steps",
+        analyst: str = "",
         replay: bool = False,
         new_run: bool = False,
         run_id: bytes | None = None,
@@ -108,6 +109,7 @@ class Runner:
                 "step; choose new_run or replay"
             )
         self.mechanism, self.dataset, self.name = mechanism, dataset, name
+        self._analyst = analyst
         self._progress = RunnerProgress(mechanism.start())
         self._bins: int | None = None
         self.directory: RunDirectory | None = None
@@ -311,7 +313,7 @@ class Runner:
     def _connect(self) -> None:
         """Open, or open again, the one way to noise for this run."""
         fingerprint = self.fingerprint()
-        self._ledger.register(self.dataset, self.run_id.hex(), fingerprint)
+        self._ledger.register(self.dataset, self.run_id.hex(), fingerprint, analyst=self._analyst)
         self._digest_key = self._secret.key("input digest", self.run_id)
         self._spend = Spend(
             run=self.run_id,

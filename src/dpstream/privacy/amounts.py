@@ -70,6 +70,16 @@ def show(amount: Fraction) -> str:
     return f"{float(amount):.6g}"
 
 
+def as_text(amount: Fraction) -> str:
+    """A budget as `exact` reads it back: a decimal if it is a short one, else a fraction.
+
+    >>> as_text(Fraction(4)), as_text(Fraction(1, 10**8)), as_text(Fraction(1, 3))
+    ('4', '1e-08', '1/3')
+    """
+    text = repr(float(amount)).removesuffix(".0")
+    return text if Fraction(text) == amount else str(amount)
+
+
 def laplace_stddev(sensitivity: Fraction, epsilon: Fraction) -> float:
     """Standard deviation of discrete Laplace noise, in grid steps.
 

@@ -79,11 +79,10 @@ def publish(
         stack.callback(store.shut)
         store.announce_rest(list(queries))  # what a kill has left unannounced
         ledgers = stack.enter_context(pipeline.open_ledgers())
-        runs = start(
-            pipeline, ledgers, clock=clock or SystemClock(), sinks=[store], options=options
-        )
+        clock = clock or SystemClock()
+        runs = start(pipeline, ledgers, clock=clock, sinks=[store], options=options)
         for book, wanted in zip(pipeline.books, terms, strict=True):
-            open_book(pipeline, book, wanted, ledgers[book.ledger])
+            open_book(pipeline, book, wanted, ledgers[book.ledger], now=clock.now())
         runs.retry_delay = _retry_delay
         with runs:
             if strict:
@@ -146,9 +145,19 @@ def _report_for_ever(runs: Runs, over: threading.Event) -> None:
             return
 
 
+def _tell_opened_books() -> None:
+    """Say on standard error that a book is opened, and with what."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("note: %(message)s"))
+    log = logging.getLogger("dpstream.ledger")
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+
+
 def main(args: Sequence[str]) -> int:
     """Run the pipeline of a file, on an engine; "strict": only if every query can begin."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server
+    _tell_opened_books()
     over, stop = threading.Event(), threading.Event()
     known: list[Runs] = []
     threads: list[threading.Thread] = []

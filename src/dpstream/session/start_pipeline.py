@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,8 +13,10 @@ from dpstream.connectors.write_ahead import PUSHED
 from dpstream.engines.clock import Clock
 from dpstream.engines.query_run import Engine, EngineOptions
 from dpstream.errors import InvalidParameter, LedgerError, SecretError
+from dpstream.privacy.amounts import as_text
 from dpstream.privacy.ledger.charges import Terms
 from dpstream.privacy.ledger.ledger import Ledger
+from dpstream.privacy.ledger.refusals import book_in_words, promise_in_words
 from dpstream.privacy.ledger.store import LedgerPlace
 from dpstream.privacy.state.run_directory import read_about
 from dpstream.session import Runs, refuse_early, run_all
@@ -27,6 +30,7 @@ def start(
     clock: Clock,
     sinks: Sequence[Any] = (),
     options: EngineOptions | None = None,
+    take_over: bool = False,
 ) -> Runs:
     """The queries, ready to be iterated over; `sinks` come after those of the file."""
     opened = open_engine(pipeline)
@@ -39,9 +43,11 @@ def start(
             secret=pipeline.secret,
             ledger=ledgers[book.ledger],
             dataset=book.dataset,
+            analysts=pipeline.analysts,
             clock=clock,
             options=options,
             engine=opened,
+            take_over=take_over,
             check_budget=False,  # the book is opened with the file's promise when all can begin
         )
         for book in pipeline.books
@@ -49,14 +55,42 @@ def start(
     return Runs.together(started)
 
 
-def open_book(pipeline: Pipeline, book: PipelineBook, terms: Terms, ledger: Ledger) -> None:
+def open_book(
+    pipeline: Pipeline,
+    book: PipelineBook,
+    terms: Terms,
+    ledger: Ledger,
+    *,
+    now: int,
+    take_over: bool = False,
+) -> None:
     """Open a book with the file's promise, and refuse queries that do not fit into it together."""
     try:
         ledger.open(book.dataset, terms)
     except LedgerError as problem:
+        known = ledger.terms(book.dataset)
+        if known is not None and known.with_budget_of(terms) == terms:
+            raise LedgerError(_other_budget(book, known, ledger)) from None
         raise LedgerError(f"{book.where}: {problem}") from None
     folders = pipeline.folders
-    refuse_early(ledger, book.dataset, [(query, folders[query.name]) for query in book.queries])
+    queries = [(query, folders[query.name]) for query in book.queries]
+    whose = pipeline.analysts
+    refuse_early(ledger, book.dataset, queries, now=now, take_over=take_over, analysts=whose)
+
+
+def _other_budget(book: PipelineBook, known: Terms, ledger: Ledger) -> str:
+    """The file and its book have two budgets: say both, and the command that makes them one."""
+    asked = [f"epsilon = {as_text(book.epsilon)}"]
+    command = ["dpstream", "ledger", "grow", str(ledger.path), "--dataset", book.dataset]
+    command += ["--epsilon", as_text(book.epsilon)]
+    if book.delta is not None and known.measure != "epsilon":
+        asked.append(f"delta = {as_text(book.delta)}")
+        command += ["--delta", as_text(book.delta)]
+    return (
+        f"{book.where} says {', '.join(asked)}; {book_in_words(book.dataset, ledger.path)} has "
+        f"{promise_in_words(known)}; write that into the file, or give the book the file's budget: "
+        f'{shlex.join(command)} --because "..."'
+    )
 
 
 def refuse_lost_secret(secret: Path, folders: Sequence[Path]) -> None:

@@ -102,6 +102,7 @@ class SeriesRun(Run):
             dataset=self.dataset,
             name=query.name,
             clock=query.clock,
+            analyst=self.options.analyst,
             run_id=self.options.run_id,
         )
         undo.callback(self._runner.close)

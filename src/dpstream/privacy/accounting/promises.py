@@ -13,13 +13,14 @@ the *book's* epsilon: that of one query is smaller where several share the book.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from fractions import Fraction
 
 from dpstream.errors import InvalidParameter
 from dpstream.privacy.accounting.accountant import FloatError, delta_of
-from dpstream.privacy.accounting.calibration import mu_squared_for, round_down, round_up
+from dpstream.privacy.accounting.calibration import mu_squared_for, rho_for, round_down, round_up
 from dpstream.privacy.amounts import Amount, on_grid, positive
-from dpstream.privacy.ledger.charges import Terms
+from dpstream.privacy.ledger.charges import Charge, Terms
 
 ALL_ROWS = "all its rows"
 """What a user changes, as books of queries over users state it."""
@@ -115,13 +116,78 @@ def with_lost_mass(terms: Terms, *, delta_slack: Fraction, error: FloatError) ->
     """
     if not error.tau:
         return delta_slack
+    return delta_slack + round_up(lost_mass_factor(terms) * error.tau)
+
+
+def lost_mass_factor(terms: Terms) -> Fraction:
+    """How often a book counts the mass that floats may lose: 1 + e^epsilon, rounded up."""
     if terms.epsilon is None or terms.epsilon > _MOST_EPSILON:
         raise InvalidParameter(
             f"float noise needs a book that names its epsilon, {_MOST_EPSILON} at most; this one "
             f"promises {terms.describe()}; open it with promise(epsilon=..., delta=...)"
         )
-    factor = round_up(1 + math.exp(float(round_up(terms.epsilon))) * (1 + 2.0**-40))
-    return delta_slack + round_up(factor * error.tau)
+    return round_up(1 + math.exp(float(round_up(terms.epsilon))) * (1 + 2.0**-40))
+
+
+def price_lost_mass(terms: Terms, charge: Charge) -> Charge:
+    """The charge with its lost float mass in its slack, as the book of these terms counts it."""
+    lost = round_up(lost_mass_factor(terms) * charge.lost_mass)
+    return replace(charge, delta_slack=charge.delta_slack + lost)
+
+
+def with_budget(charge: Charge, old: Terms, new: Terms) -> Charge:
+    """A charge of a book that had one budget, as the book counts it with another.
+
+    Only the lost float mass depends on the budget. Charges that older versions wrote do not say
+    how much of their slack it is: then all of it counts as such, unless epsilon is lowered.
+    """
+    if not charge.delta_slack or old.epsilon is None or new.epsilon is None:
+        return charge
+    before, after = lost_mass_factor(old), lost_mass_factor(new)
+    if charge.lost_mass:
+        own = charge.delta_slack - round_up(before * charge.lost_mass)
+        slack = own + round_up(after * charge.lost_mass)
+    else:
+        slack = charge.delta_slack * max(after / before, Fraction(1))
+    return replace(charge, delta_slack=slack)
+
+
+def same_promise(terms: Terms, *, epsilon: Amount, delta: Amount | None) -> Terms:
+    """A book's terms with another budget; `delta` None: the one that it has.
+
+    Books of users are read as `promise` does. Others count `epsilon` in their own measure, or, if a
+    delta is given and they count rho or mu^2, what that (epsilon, delta) amounts to.
+
+    >>> book = promise(epsilon=2, delta=1e-8)
+    >>> same_promise(book, epsilon=4, delta=None) == promise(epsilon=4, delta=1e-8)
+    True
+    """
+    if terms.unit == "user" and terms.measure == "mu_squared" and terms.epsilon is not None:
+        budget = promise(epsilon=epsilon, delta=_delta_of(terms) if delta is None else delta)
+        return terms.with_budget_of(budget)
+    total = positive(epsilon, "epsilon")
+    if delta is not None:
+        convert = {"rho": rho_for, "mu_squared": mu_squared_for}.get(terms.measure)
+        if convert is None:
+            raise InvalidParameter("this book counts epsilon alone; leave delta out")
+        total = on_grid(convert(epsilon=total, delta=positive(delta, "delta")))
+    return replace(terms, total=total)
+
+
+def _delta_of(terms: Terms) -> Fraction:
+    """The delta that a book was opened with: the short decimal whose promise is this one."""
+    least, epsilon = delta_of_terms(terms), terms.epsilon
+    assert epsilon is not None
+    for digits in range(16):
+        delta = Fraction(f"{least:.{digits}e}")
+        last_digit = Fraction(f"1e{math.floor(math.log10(least)) - digits}")
+        for candidate in (delta, delta + last_digit):
+            if terms == terms.with_budget_of(promise(epsilon=epsilon, delta=candidate)):
+                return candidate
+    raise InvalidParameter(
+        f"this book was opened by a query, for itself (delta = {least:.3g}); say which delta it is "
+        "to have: --delta"
+    )
 
 
 def delta_of_terms(terms: Terms) -> float:

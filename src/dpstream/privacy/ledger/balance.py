@@ -7,7 +7,8 @@ w-event, all steps for a user) and one bin in each, so its loss is at most
         sum over the window's steps of (max over bins of what was charged to that step and bin)
       + sum over the intervals that overlap the window of what each of them costs
 
-Slacks, which books of users alone allow for, are plain sums over all charges.
+Slacks, which books of users alone allow for, are plain sums over all charges. Where a user within a
+period is one unit, charges may name periods: `PeriodLosses` adds these up, besides the others.
 `Account` adds this up. A charge to the newest step, the ordinary case, is checked in O(1); one to
 any other step takes a scan of the windows that it touches. `Book` also knows which charges were
 made already: a charge that is made again, by a replay, must be the same and counts once.
@@ -15,6 +16,7 @@ made already: a charge that is made again, by a replay, must be the same and cou
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from array import array
 from bisect import bisect_right, insort
@@ -27,7 +29,8 @@ from typing import Any
 
 from dpstream.errors import LedgerError, NoiseReuse
 from dpstream.privacy.amounts import GRID, floor_units, show
-from dpstream.privacy.ledger.charges import Charge, Terms
+from dpstream.privacy.ledger.charges import Allowance, Charge, Terms
+from dpstream.privacy.ledger.period_losses import PeriodLosses
 
 Ranges = tuple[tuple[int, int], ...]
 """Half-open ranges of bins."""
@@ -83,6 +86,7 @@ class Account:
         self.total = floor_units(terms.total)
         self.peak = 0
         self.delta_slack, self.rounding_slack = Fraction(0), Fraction(0)
+        self._periods: PeriodLosses | None = None  # of charges and runs that name any
         self._steps: dict[int, StepLoss] = {}
         self._intervals: dict[Key, Span] = {}
         self._live: dict[Key, Span] = {}  # those that a window ending now or later can meet
@@ -91,6 +95,30 @@ class Account:
 
     def loss_with(self, charge: Charge) -> int:
         """The largest loss of any unit that the charge touches, if it were made, in grid units."""
+        if charge.periods is not None and self.terms.unit != "user":
+            raise LedgerError("only a book of users has charges that name periods")
+        if charge.periods is not None:
+            return self._loss_always() + self.periods.worst(charge.periods).units + charge.units
+        lost = self._loss_of_steps(charge)
+        return lost + self._periods.worst().units if self._periods else lost
+
+    @property
+    def periods(self) -> PeriodLosses:
+        """What periods have lost, by the charges that name them."""
+        if self._periods is None:
+            self._periods = PeriodLosses()
+        return self._periods
+
+    @property
+    def has_periods(self) -> bool:
+        """Has any charge named periods?"""
+        return bool(self._periods)
+
+    def _loss_always(self) -> int:
+        """What every unit of a book of users has lost, whatever its period."""
+        return self._sum + self._overlapping(self._end)
+
+    def _loss_of_steps(self, charge: Charge) -> int:
         amount = charge.units
         if charge.kind == "close":
             self._refuse_second_close(charge)
@@ -112,6 +140,11 @@ class Account:
 
     def add(self, charge: Charge, loss: int | None = None) -> None:
         """Make the charge; `loss` is what `loss_with` said of it."""
+        if charge.periods is not None:
+            self.peak = max(self.peak, self.loss_with(charge) if loss is None else loss)
+            self.periods.add(charge)
+            self._advance(charge.cells.last)
+            return
         if charge.delta_slack or charge.rounding_slack:
             self.delta_slack += charge.delta_slack
             self.rounding_slack += charge.rounding_slack
@@ -150,7 +183,7 @@ class Account:
     def newest_loss_with(self, charge: Charge) -> int | None:
         """`loss_with` of a plain charge to the newest step or a later one; None: it is older."""
         first = charge.step
-        if first < self._end or first < self.since:
+        if first < self._end or first < self.since or self._periods:
             return None
         return self._sum_at(first) + (self._overlapping(first) if self._live else 0) + charge.units
 
@@ -178,8 +211,47 @@ class Account:
         return tops + self._overlapping(step)
 
     def left(self, step: int) -> Fraction:
-        """What the window that ends at `step` may still spend."""
-        return Fraction(self.total - self.loss_at(step), GRID)
+        """What the window that ends at `step` may still spend; of periods, the one with least."""
+        lost = self.loss_at(step) + (self._periods.worst().units if self._periods else 0)
+        return Fraction(self.total - lost, GRID)
+
+    @property
+    def left_to_come(self) -> Fraction:
+        """What units of periods that nobody has begun may still lose, in a book of users."""
+        return Fraction(self.total - self._loss_always() - self.periods.to_come().units, GRID)
+
+    @property
+    def most(self) -> int:
+        """The most that any unit has lost, in grid units."""
+        if not self.has_periods:
+            return self.peak
+        return self._loss_always() + self.periods.worst().units
+
+    def first_room(self, charge: Charge) -> int | None:
+        """The first period from which on a charge for periods fits; None: there is none."""
+        assert charge.periods is not None
+        first, last = charge.periods
+        for start in self.periods.starts_from(first):
+            if last is not None and start > last:
+                break
+            later = dataclasses.replace(charge, periods=(start, last))
+            if self.loss_with(later) <= self.total and not self.slack_missing(later):
+                return start
+        return None
+
+    def slack_missing(self, charge: Charge) -> str:
+        """Which slack a charge asks too much of: delta_slack, rounding_slack, or none ("")."""
+        for name in ("delta_slack", "rounding_slack"):
+            asked = getattr(charge, name)
+            if asked and self.spent_slack(name, charge) + asked > getattr(self.terms, name):
+                return name
+        return ""
+
+    def spent_slack(self, name: str, charge: Charge) -> Fraction:
+        """What is spent of a slack, in the periods that a charge names."""
+        always: Fraction = getattr(self, name)
+        dated: Fraction = getattr(self.periods.worst(charge.periods), name)
+        return always + dated
 
     def settle_before(self, step: int) -> None:
         """Drop old steps: they can no longer share a window with a new one."""
@@ -303,6 +375,7 @@ class SpentOn:
     last: int = -1
     delta_slack: Fraction = Fraction(0)
     rounding_slack: Fraction = Fraction(0)
+    own_periods: tuple[int, int] | None = None
 
     def add(self, charge: Charge) -> None:
         """Count a charge."""
@@ -314,6 +387,7 @@ class SpentOn:
         if not charge.plain:
             self.delta_slack += charge.delta_slack
             self.rounding_slack += charge.rounding_slack
+            self.own_periods = charge.own_periods
 
 
 class Book:
@@ -321,11 +395,35 @@ class Book:
 
     def __init__(self, terms: Terms, *, since: int = 0, in_memory: bool = False) -> None:
         self.terms = terms
+        self.provisional = False  # was its budget agreed on by nobody?
+        self.principals: dict[str, Allowance] = {}  # who may charge it, if it names anybody
         self.account = Account(terms, since=since)
         self.reach = 0  # how far behind their own step charges have read
         self._settled = SettledCharges() if in_memory else None
         self.spent_on: dict[tuple[str, str, str], SpentOn] = {}
         self._known: dict[tuple[str, str, str, str], list[Charge]] = {}
+
+    def priced(self, charge: Charge) -> Charge:
+        """A charge whose slack has the lost float mass in it, at the book's epsilon."""
+        if not charge.lost_mass:
+            return charge
+        from dpstream.privacy.accounting.promises import price_lost_mass  # slow to import
+
+        return price_lost_mass(self.terms, charge)
+
+    def learn(self, charge: Charge) -> Book | None:
+        """The book that knows what floats may lose in a charge of an older version; None: it does.
+
+        `charge` is that charge, made again by its run.
+        """
+        held = self.charges()
+        mine = [old for old in held if old.source == charge.source and old.step == charge.step]
+        if not mine or not _is_older(mine[0], charge):
+            return None
+        known = dataclasses.replace(
+            mine[0], delta_slack=charge.delta_slack, lost_mass=charge.lost_mass
+        )
+        return self.with_charges(self.terms, [known if c is mine[0] else c for c in held])
 
     def missing(
         self, charge: Charge, digest_at: DigestAt, *, verified: bool = False
@@ -409,13 +507,39 @@ class Book:
                 for charge in old:
                     self._settled.add(charge)
 
+    def with_charges(self, terms: Terms, charges: Iterable[Charge]) -> Book:
+        """A book of users with these terms and charges in place of its own."""
+        book = Book(terms, in_memory=self._settled is not None)
+        book.principals, book.provisional = self.principals, self.provisional
+        for charge in charges:
+            book.add(charge)
+        book.account.periods.keep_runs(self.account.periods)
+        return book
+
+    def with_budget(self, terms: Terms) -> Book:
+        """The same book with another budget, which its charges may have outgrown."""
+        if terms.unit == "user":  # every charge is held, and slack depends on epsilon
+            from dpstream.privacy.accounting.promises import with_budget  # slow to import
+
+            charges = [with_budget(charge, self.terms, terms) for charge in self.charges()]
+            book = self.with_charges(terms, charges)
+        else:
+            book = copy.copy(self)
+            book.account = copy.copy(self.account)
+            book.terms = book.account.terms = terms
+            book.account.total = floor_units(terms.total)
+        book.provisional = False
+        return book
+
     def reread(self, oldest: int, charges: Iterable[Charge]) -> Book:
         """The same book with all of `charges`, its own, that a charge to step `oldest` may meet."""
         since = max(0, oldest - (self.terms.width or oldest))
         book = Book(self.terms, since=since, in_memory=self._settled is not None)
+        book.principals, book.provisional = self.principals, self.provisional
         for charge in charges:
             book.add(charge)
         book.account.peak = max(book.account.peak, self.account.peak)
+        book.account.periods.keep_runs(self.account.periods)
         return book
 
 
@@ -454,8 +578,13 @@ class SettledCharges:
 
 def _agree(old: Charge, new: Charge, digest_at: DigestAt, verified: bool) -> None:
     """A charge made again must be the same charge over the same input."""
-    spent, asked = ((c.amount, c.delta_slack, c.rounding_slack, c.offsets) for c in (old, new))
-    if spent != asked:
+    spent, asked = ((c.amount, c.rounding_slack, c.offsets) for c in (old, new))
+    if _is_older(old, new):
+        same_slack = new.delta_slack <= old.delta_slack
+    else:
+        same_slack = (old.delta_slack, old.lost_mass) == (new.delta_slack, new.lost_mass)
+    same_periods = old.periods in (None, new.periods)  # None: all of them have paid
+    if spent != asked or not same_slack or not same_periods:
         raise LedgerError(
             f"run {new.run[:8]} already charged {_amounts(old)} for {new.purpose!r} at step "
             f"{old.step}; a replay now asks for {_amounts(new)}; a replay must be identical"
@@ -467,6 +596,11 @@ def _agree(old: Charge, new: Charge, digest_at: DigestAt, verified: bool) -> Non
             f"run {new.run[:8]} already published step {old.last_step} from {data}; nothing "
             "was published; feed the same data to replay, or start a new run"
         )
+
+
+def _is_older(old: Charge, new: Charge) -> bool:
+    """Was a charge written by a version that did not say what floats may lose?"""
+    return not old.lost_mass and bool(new.lost_mass)
 
 
 def _amounts(charge: Charge) -> str:
@@ -489,9 +623,10 @@ def report(name: str, book: Book) -> dict[str, Any]:
     account, terms = book.account, book.terms
     also: dict[str, Any] = {}
     if terms.delta_slack or terms.rounding_slack:
+        dated = account.periods.worst()
         for slack, allowed, spent in (
-            ("tail", terms.delta_slack, account.delta_slack),
-            ("drift", terms.rounding_slack, account.rounding_slack),
+            ("tail", terms.delta_slack, account.delta_slack + dated.delta_slack),
+            ("drift", terms.rounding_slack, account.rounding_slack + dated.rounding_slack),
         ):
             also[slack] = {"spent": str(spent), "left": str(allowed - spent)}
     return {
@@ -499,10 +634,12 @@ def report(name: str, book: Book) -> dict[str, Any]:
         "promise": terms.describe(),
         "terms": terms.to_json(),
         "newest_step": account.newest,
-        "spent": str(Fraction(account.peak, GRID)),
+        "spent": str(Fraction(account.most, GRID)),
         "left": str(account.left(max(account.newest, 0))),
         "left_next_step": str(account.left(account.newest + 1)),
+        **({"left_to_come": str(account.left_to_come)} if account.has_periods else {}),
         **also,
+        **({"provisional": True} if book.provisional else {}),
         "runs": len({key[0] for key in book.spent_on}),
         "spent_on": [
             {
@@ -515,6 +652,8 @@ def report(name: str, book: Book) -> dict[str, Any]:
                 "last_step": line.last,
             }
             | ({"tail": str(line.delta_slack), "drift": str(line.rounding_slack)} if also else {})
+            | ({} if line.own_periods is None else {"own_periods": list(line.own_periods)})
+            | account.periods.of_run(run)
             for (run, query, purpose), line in sorted(book.spent_on.items(), key=itemgetter(0))
         ],
     }

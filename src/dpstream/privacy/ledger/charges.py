@@ -22,6 +22,8 @@ Unit = Literal["event", "w_event", "user"]
 Kind = Literal["cells", "open", "close", "cover"]
 
 _ZERO = Fraction(0)
+BUDGET = ("total", "delta_slack", "rounding_slack", "epsilon")
+"""What may change in a book's terms; whom they protect stays."""
 _STORED_AS = {"tail": "delta_slack", "drift": "rounding_slack", "epsilon": "epsilon"}
 
 
@@ -99,6 +101,11 @@ class Terms:
         """
         return self.width == 1 or (kind == "cells" and self.measure == "epsilon")
 
+    def with_budget_of(self, other: Terms) -> Terms:
+        """The same protection with the budget of another book."""
+        budget = {name: getattr(other, name) for name in BUDGET}
+        return dataclasses.replace(self, **budget)
+
     def describe(self) -> str:
         """The promise in words."""
         what = {
@@ -135,6 +142,28 @@ class Terms:
         return cls(**{_STORED_AS.get(key, key): value for key, value in record.items()})
 
 
+@dataclass(frozen=True, kw_only=True)
+class Allowance:
+    """What a book lets one analyst spend: a share of all that it counts, and for how large a query.
+
+    `largest`: the most that one query may cost, as epsilon at the book's delta; None: the share.
+    """
+
+    share: Fraction = Fraction(1)
+    largest: Fraction | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "share", positive(self.share, "share"))
+        if self.share > 1:
+            raise InvalidParameter(f"a share is a part of the book, 1 at most; got {self.share}")
+        if self.largest is not None:
+            object.__setattr__(self, "largest", positive(self.largest, "largest"))
+
+    def to_json(self) -> dict[str, str]:
+        """As stored; the largest query only where it is given."""
+        return {key: str(value) for key, value in self.__dict__.items() if value is not None}
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cells:
     """A block of the stream: steps `first` to `last`, all bins or some half-open ranges of them."""
@@ -161,8 +190,12 @@ class Charge:
     `kind`: "cells" costs every cell it read; "open" starts an interval that costs `amount` once to
     every window that it overlaps; "close" ends that interval with this step; "cover" costs every
     window that it overlaps `amount` once, for all noise that one mechanism adds to its cells.
-    `delta_slack` and `rounding_slack`: what is spent of the book's, once; lost float mass is in
-    `delta_slack`, with its factor.
+    `delta_slack` and `rounding_slack`: what is spent of the book's, once. `lost_mass` (tau): what
+    float noise may lose; the book counts it in `delta_slack`, times a factor of its epsilon.
+    `periods`: where a user within a period is one unit, the first and the last period that pay
+    (last None: it goes on); without it all periods do, for ever.
+    `own_periods`: (k, s), for reports: k of the book's periods are one of the query (0: all), and
+    rows of s of its own may share a window; None: (1, 1), and unknown without `periods`.
     """
 
     run: str
@@ -176,6 +209,9 @@ class Charge:
     kind: Kind = "cells"
     delta_slack: Fraction = _ZERO
     rounding_slack: Fraction = _ZERO
+    lost_mass: Fraction = _ZERO
+    periods: tuple[int, int | None] | None = None
+    own_periods: tuple[int, int] | None = None
     units: int = field(init=False, repr=False, compare=False)
     """The amount in grid steps, rounded up."""
     plain: bool = field(init=False, repr=False, compare=False)
@@ -191,10 +227,19 @@ class Charge:
             and self.repeat == 1
             and self.delta_slack is _ZERO
             and self.rounding_slack is _ZERO
+            and self.lost_mass is _ZERO
+            and self.periods is None
         )
         object.__setattr__(self, "plain", plain)
         if self.amount.numerator < 0 or self.repeat < 1 or self.step < 0:
             raise LedgerError(f"a charge needs amount, step >= 0 and repeat >= 1; got {self}")
+        if self.periods is not None:
+            first, last = self.periods
+            if (self.repeat, self.kind) != (1, "cells") or (last is not None and last < first):
+                raise LedgerError(
+                    "periods go with a single charge of kind cells, the first before the last; got "
+                    f"{self}"
+                )
         if self.delta_slack is _ZERO and self.rounding_slack is _ZERO:
             return
         if self.delta_slack < 0 or self.rounding_slack < 0:
@@ -232,6 +277,9 @@ class Charge:
             "kind": self.kind if self.kind != "cells" else None,
             "tail": str(self.delta_slack) if self.delta_slack else None,
             "drift": str(self.rounding_slack) if self.rounding_slack else None,
+            "lost": str(self.lost_mass) if self.lost_mass else None,
+            "periods": self.periods,
+            "own_periods": self.own_periods,
         }
         return {
             "run": self.run,
@@ -247,12 +295,16 @@ class Charge:
         """As read."""
         bins = record.get("bins")
         first, last = record["cells"]
+        periods, own = record.get("periods"), record.get("own_periods")
         others = ("run", "query", "purpose", "step", "repeat", "digest", "kind")
         return cls(
             cells=Cells(first=first, last=last, bins=bins and tuple((a, b) for a, b in bins)),
             amount=Fraction(record["amount"]),
             delta_slack=Fraction(record.get("tail", 0)),
             rounding_slack=Fraction(record.get("drift", 0)),
+            lost_mass=Fraction(record.get("lost", 0)),
+            periods=periods and (periods[0], periods[1]),
+            own_periods=own and (own[0], own[1]),
             **{name: record[name] for name in others if name in record},
         )
 
@@ -288,14 +340,33 @@ class KnownRun:
     """After how many steps a series was finished: none may follow."""
     erasure: tuple[int, str] | None = None
     """Before which step a unit was last erased from the state, and the digest chain from there."""
+    begun: int | None = None
+    """The last period of units that any window drawn so far reaches into; None: none was drawn, or
+    units are not protected by period."""
+    ended: tuple[str, str] | None = None
+    """Why the run was ended, and by whom: it never draws again."""
+    analyst: str = ""
+    """Who asked for it; "" if nobody said."""
+    kept: bool = False
+    """Does it have a state directory, and so tell of every step before it draws?"""
+    voided: bool = False
+    """Was its charge given back?"""
 
     def apply(self, record: Record) -> None:
         """Take in a record about this run."""
         self.dataset = record["dataset"]
-        if "fingerprint" in record:
-            self.fingerprint = record["fingerprint"]
+        if "ended" in record:  # its epoch is one that no directory has
+            self.ended, self.epoch = (record["ended"], record["who"]), record["epoch"]
+        elif "begun" in record:
+            known = record["begun"] if self.begun is None else self.begun
+            self.begun = max(known, record["begun"])
+        elif "fingerprint" in record:
+            self.fingerprint, self.analyst = record["fingerprint"], record.get("analyst", "")
+            self.kept = self.kept or record.get("kept", False)
+        elif "voided" in record:
+            self.voided = True
         elif "epoch" in record:
-            self.epoch = record["epoch"]
+            self.epoch, self.kept = record["epoch"], True
         elif "reached" in record:
             last, digests = record["reached"], record["digests"]
             digests = digests.split() if isinstance(digests, str) else digests  # folded
@@ -319,7 +390,9 @@ class KnownRun:
         """Records that, applied to a new one, make this one again."""
         facts: list[Record] = []
         if self.fingerprint:
-            facts.append({"fingerprint": self.fingerprint})
+            facts.append(registration(self.fingerprint, self.analyst, kept=self.kept))
+        if self.voided:
+            facts.append({"voided": True})
         if self.epoch:
             facts.append({"epoch": self.epoch})
         if self.digests:
@@ -331,7 +404,18 @@ class KnownRun:
             facts.append({"finished": self.finished})
         if self.erasure is not None:
             facts.append({"erasure": self.erasure[0], "digest": self.erasure[1]})
+        if self.begun is not None:
+            facts.append({"begun": self.begun})
+        if self.ended is not None:
+            because, who = self.ended
+            facts.append({"ended": because, "who": who, "epoch": self.epoch})
         return [{"dataset": self.dataset, "run": run} | fact for fact in facts]
+
+
+def registration(fingerprint: str, analyst: str, *, kept: bool) -> Record:
+    """A run's first record; who asked, and that it is kept, only where that is so."""
+    more = {"analyst": analyst} if analyst else {}
+    return {"fingerprint": fingerprint} | more | ({"kept": True} if kept else {})
 
 
 def is_about_run(record: Record) -> bool:

@@ -14,6 +14,7 @@ again. Old steps are settled, so that memory stays small, and read back if a cha
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import warnings
@@ -33,11 +34,28 @@ from dpstream.errors import (
     NoiseReuse,
     StateError,
 )
-from dpstream.privacy.amounts import GRID
+from dpstream.privacy.amounts import GRID, Amount, exact
 from dpstream.privacy.ledger.balance import Book, DigestAt, report
-from dpstream.privacy.ledger.charges import Charge, KnownRun, Terms, is_about_run
+from dpstream.privacy.ledger.charges import (
+    Allowance,
+    Charge,
+    KnownRun,
+    Terms,
+    is_about_run,
+    registration,
+)
 from dpstream.privacy.ledger.compaction import fold
-from dpstream.privacy.ledger.refusals import in_words, protection, refuse_overspend
+from dpstream.privacy.ledger.principals import Shares, refuse_stranger
+from dpstream.privacy.ledger.refusals import (
+    book_in_words,
+    in_words,
+    promise_in_words,
+    protection,
+    refuse_ended,
+    refuse_overspend,
+    refuse_too_small,
+    refuse_void,
+)
 from dpstream.privacy.ledger.store import (
     LedgerPlace,
     LedgerStore,
@@ -46,13 +64,15 @@ from dpstream.privacy.ledger.store import (
     open_store,
 )
 from dpstream.privacy.state.journal import Journal, Record, this_process
+from dpstream.privacy.state.secret import mint_run_id
 
 BACKUPS = timedelta(days=35)
 """For how long a backup of a state directory may be put back, unless a ledger says otherwise."""
 _KEEP = 1 << 14  # steps held in memory beyond the window; older ones are read back if asked for
 _VERBATIM = timedelta(days=1)  # records that a compaction leaves as they are
 _WORTHWHILE = 1024  # records that it folds at least
-_REFUSALS = (BudgetExceeded, NoiseReuse, LedgerError)
+_LOG = logging.getLogger("dpstream.ledger")
+_REFUSALS = (BudgetExceeded, NoiseReuse, LedgerError, StateError)
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -92,6 +112,7 @@ class Ledger:
         self._backups, self._look_again = backups, ""
         self._journal: LedgerStore | None = None if self.path is None else open_store(self.path)
         self._books: dict[str, Book] = {}
+        self._shares: dict[str, Shares] = {}  # of books that name analysts; made when asked for
         self._runs: dict[str, KnownRun] = {}
         self._lock, self._process = threading.RLock(), this_process.id
         self._broken = False  # a change in memory was cut short: nobody is let in
@@ -100,19 +121,41 @@ class Ledger:
     # Books
 
     @_done_anew
-    def open(self, dataset: str, terms: Terms) -> None:
-        """Create the dataset's book, or check that it has these very terms."""
+    def open(
+        self, dataset: str, terms: Terms, *, provisional: bool = False, say: bool = True
+    ) -> None:
+        """Create the dataset's book, or check that it has these very terms.
+
+        `provisional`: its budget is that of something small which comes before the queries (a
+        proposal of bounds); whoever opens it next sets the budget. A new book is told to the log
+        "dpstream.ledger", unless whoever opens it says so (`say` False).
+        """
         with self._locked():
             book = self._books.get(dataset)
             if book is None:
-                self._append({"book": dataset, "terms": terms.to_json()})
+                more = {"provisional": True} if provisional else {}
+                record = {"book": dataset, "terms": terms.to_json()} | more
+                self._append(record)
                 self._books[dataset] = Book(terms, in_memory=self._journal is None)
+                self._books[dataset].provisional = provisional
+                if say and self.path is not None:
+                    until = "; whoever opens it next sets its budget" if provisional else ""
+                    _LOG.info(
+                        "opened %s with %s%s",
+                        book_in_words(dataset, self.path),
+                        promise_in_words(terms),
+                        until,
+                    )
+            elif book.provisional and book.terms.with_budget_of(terms) == terms:
+                self.grow(dataset, terms, because="its first budget was provisional", who="")
             elif book.terms != terms:
+                budget_alone = book.terms.with_budget_of(terms) == terms
+                grow = "; dpstream ledger grow changes a book's budget" if budget_alone else ""
                 raise LedgerError(
                     f"the book of dataset {dataset!r} promises {book.terms.describe()} "
                     f"(clock {book.terms.clock!r}, time zone {book.terms.time_zone}); this query "
                     f"asks for {terms.describe()} (clock {terms.clock!r}, time zone "
-                    f"{terms.time_zone}); use the book's terms or another dataset name"
+                    f"{terms.time_zone}); use the book's terms or another dataset name{grow}"
                 )
 
     def admit(self, dataset: str, asked: Terms, who: str) -> None:
@@ -143,6 +186,52 @@ class Ledger:
                 f"{asked.change}; open another book for it"
             )
 
+    @_done_anew
+    def grow(self, dataset: str, terms: Terms, *, because: str, who: str) -> bool:
+        """Give a book another budget, larger or smaller, for all that share it; False: it has it.
+
+        Whom it protects stays; less than what is spent already is refused. Recorded with who and
+        why.
+        """
+        _refuse_no_reason("a change of budget", because)
+        with self._locked():
+            book = self._book(dataset)
+            if book.terms.with_budget_of(terms) != terms:
+                raise LedgerError(
+                    f"the book of {dataset!r} protects {in_words(book.terms)}, and a change of its "
+                    f"budget leaves that as it is; got {in_words(terms)}"
+                )
+            if book.terms == terms:
+                return False
+            refuse_too_small(dataset, book.with_budget(terms), self.path)
+            self._change({"dataset": dataset, "grown": terms.to_json()}, because, who)
+            return True
+
+    @_done_anew
+    def allow(
+        self,
+        dataset: str,
+        analyst: str,
+        *,
+        share: Amount = 1,
+        largest: Amount | None = None,
+        because: str,
+        who: str,
+    ) -> None:
+        """Name an analyst who may charge a book, with a share of it and a largest query (epsilon).
+
+        From the first one on the book takes new runs only from those it names.
+        """
+        _refuse_no_reason("an allowance", because)
+        most = None if largest is None else exact(largest, "largest")
+        allowed = Allowance(share=exact(share, "share"), largest=most)
+        if not analyst.strip():
+            raise InvalidParameter("an analyst needs a name")
+        with self._locked():
+            self._book(dataset)
+            named = {"dataset": dataset, "analyst": analyst}
+            self._change(named | {"allowed": allowed.to_json()}, because, who)
+
     def terms(self, dataset: str) -> Terms | None:
         """The terms of a dataset's book, if there is one."""
         with self._locked():
@@ -164,9 +253,11 @@ class Ledger:
         log has just shown that, for a replay whose digests do not reach the recorded ones.
         """
         with self._locked():
+            self._refuse_ended(charge.run)
             oldest = charge.step if charge.kind == "close" else charge.cells.first
             book = self._book(dataset, oldest=oldest)
-            loss = book.newest_loss_with(charge)
+            charge = book.priced(charge)
+            loss = None if book.principals else book.newest_loss_with(charge)
             if loss is not None and loss <= book.account.total:
                 if self._journal is not None:
                     self._append({"dataset": dataset} | charge.to_json())
@@ -174,12 +265,20 @@ class Ledger:
                 self._settle(book, charge.step)
                 return True
             parts = book.missing(charge, digest_at, verified=verified)
+            if not parts and charge.lost_mass and book.learn(charge) is not None:
+                self._append({"dataset": dataset, "learned": charge.to_json()})
+                self._apply({"dataset": dataset, "learned": charge.to_json()})
+            shares = self._shares_of(dataset) if book.principals else None
             for part in parts:
                 loss = refuse_overspend(dataset, book, part, self.path)
+                if shares is not None:
+                    shares.refuse(dataset, part, self.path)
                 if self._journal is not None:
                     self._append({"dataset": dataset} | part.to_json())
                 book.add(part, loss)
-            self._settle(book, charge.cells.first)
+                if shares is not None:
+                    shares.add(part)
+            self._settle(self._book(dataset), charge.cells.first)
             return bool(parts)
 
     @_done_anew
@@ -204,12 +303,43 @@ class Ledger:
     def peak(self, dataset: str) -> Fraction:
         """The most that any protected unit has lost so far."""
         with self._locked():
-            return Fraction(self._book(dataset).account.peak, GRID)
+            return Fraction(self._book(dataset).account.most, GRID)
+
+    @_done_anew
+    def first_room(self, dataset: str, charge: Charge) -> int | None:
+        """The first period from which on a charge that names periods fits; None: there is none."""
+        with self._locked():
+            book = self._book(dataset)
+            return book.account.first_room(book.priced(charge))
+
+    def rehearsal(self) -> Ledger:
+        """A copy in memory, to see what charges would lead to."""
+        copy = Ledger()
+        with self._locked():
+            for record in self._all_records():
+                copy._apply(record)
+        return copy
 
     def report(self) -> list[dict[str, Any]]:
         """What was spent, on what, what is left: one entry per dataset, ready for JSON."""
         with self._locked():
-            return [report(name, book) for name, book in sorted(self._books.items())]
+            reports = [report(name, book) for name, book in sorted(self._books.items())]
+            for each in reports:
+                self._tell_analysts(each)
+            return reports
+
+    def _tell_analysts(self, book: dict[str, Any]) -> None:
+        """Add who asked for each run, and what each analyst of the book may spend and has spent."""
+        for line in book["spent_on"]:
+            if analyst := self._known(line["run"]).analyst:
+                line["analyst"] = analyst
+        named = self._books[book["dataset"]].principals
+        if named:
+            shares = self._shares_of(book["dataset"])
+            book["principals"] = {
+                analyst: allowed.to_json() | {"spent": str(shares.spent(analyst))}
+                for analyst, allowed in sorted(named.items())
+            }
 
     def history(self, dataset: str | None = None) -> Iterator[Record]:
         """Every record of the file, oldest first."""
@@ -223,13 +353,20 @@ class Ledger:
     # Runs
 
     @_done_anew
-    def register(self, dataset: str, run: str, fingerprint: str) -> None:
-        """Tie a run id to everything that fixes its releases; another fingerprint is refused."""
+    def register(
+        self, dataset: str, run: str, fingerprint: str, *, analyst: str = "", kept: bool = False
+    ) -> None:
+        """Tie a run id to everything that fixes its releases; another fingerprint is refused.
+
+        `analyst`: who asks for it; a book that names analysts takes new runs from them alone.
+        `kept`: it has a state directory, and so tells of every step before it draws.
+        """
         with self._locked():
-            self._book(dataset)
+            book = self._book(dataset)
             known = self._known(run)
             if not known.fingerprint:
-                self._note(dataset, run, fingerprint=fingerprint)
+                refuse_stranger(dataset, book, analyst, self.path)
+                self._note(dataset, run, **registration(fingerprint, analyst, kept=kept))
             elif (known.dataset, known.fingerprint) != (dataset, fingerprint):
                 raise NoiseReuse(
                     f"run {run[:8]} was started with other parameters or data; the same noise "
@@ -263,6 +400,50 @@ class Ledger:
         with self._locked():
             self._refuse_overtaken(run, epoch)
             self._note(dataset, run, reached=last, types=types, digests=digests)
+
+    @_done_anew
+    def note_begun(self, dataset: str, run: str, period: int) -> None:
+        """Note the last period of units that the windows about to be drawn reach into.
+
+        Written before the first draw of such a window. It goes by windows, not by the clock: rows
+        may be dated ahead.
+        """
+        with self._locked():
+            self._refuse_ended(run)
+            begun = self._known(run).begun
+            if begun is None or period > begun:
+                self._note(dataset, run, begun=period)
+
+    @_done_anew
+    def end(self, dataset: str, run: str, *, because: str, who: str) -> None:
+        """End a run for good: whatever state of it turns up is refused at its next step.
+
+        Nothing takes this back. An epoch that no state directory has goes with it, so that versions
+        which do not know of ends refuse the run too. Ended again, it stays as it was.
+        """
+        if not because.strip():
+            raise InvalidParameter("the end of a run is recorded with its reason (because=...)")
+        with self._locked():
+            charged = {line[0] for line in self._book(dataset).spent_on}
+            known = self._runs.get(run)
+            if run not in charged and (known is None or known.dataset != dataset):
+                raise LedgerError(f"the book of {dataset!r} knows of no run {run!r}")
+            if known is None or known.ended is None:
+                epoch = mint_run_id().hex()
+                self._note(dataset, run, ended=because, who=who, epoch=epoch)
+
+    @_done_anew
+    def void(self, dataset: str, run: str, *, because: str, who: str) -> None:
+        """Give back the charge of a run that has begun no step, and never will.
+
+        The run is ended first: from then on whatever state of it turns up is refused before it
+        draws. A kill between the two leaves it ended and charged; voided again it is given back.
+        """
+        _refuse_no_reason("a charge that is given back", because)
+        with self._locked():
+            refuse_void(dataset, self._book(dataset), run, self._known(run))
+            self.end(dataset, run, because=because, who=who)
+            self._note(dataset, run, voided=because, who=who)
 
     @_done_anew
     def note_windows(
@@ -353,7 +534,7 @@ class Ledger:
             try:
                 with file._locked():
                     for name, book in self._books.items():
-                        file.open(name, book.terms)
+                        file.open(name, book.terms, say=False)
                     for run in self._runs.keys() - file._runs.keys():  # known, not charged
                         for record in self._runs[run].records(run):
                             file._note(**record)
@@ -437,6 +618,7 @@ class Ledger:
             try:
                 if self._journal is not None and not self._journal.head()[0]:  # nothing is read yet
                     self._books.clear()
+                    self._shares.clear()
                     self._runs.clear()
                 for record in self._journal.read_new() if self._journal else ():
                     self._apply(record)
@@ -456,6 +638,7 @@ class Ledger:
         """Drop what is in memory, to read the file from its first record."""
         assert self._journal is not None
         self._books.clear()
+        self._shares.clear()
         self._runs.clear()
         self._journal.rewind()
 
@@ -464,14 +647,59 @@ class Ledger:
         if "book" in record:
             book = Book(Terms.from_json(record["terms"]), since=record.get("settled", 0))
             book.account.peak = record.get("peak", 0)
+            book.provisional = record.get("provisional", False)
             self._books.setdefault(record["book"], book)
+        elif "grown" in record or "allowed" in record or "learned" in record:
+            self._apply_change(record)
         elif is_about_run(record):
-            self._runs.setdefault(record["run"], KnownRun()).apply(record)
+            run = record["run"]
+            self._runs.setdefault(run, KnownRun()).apply(record)
+            if "begun" in record:
+                self._books[record["dataset"]].account.periods.begin(run, record["begun"])
+            elif "ended" in record:
+                self._books[record["dataset"]].account.periods.end(run)
+            elif "voided" in record:
+                self._apply_change(record)
+            if "begun" in record or "ended" in record:
+                self._shares.pop(record["dataset"], None)
         elif "peak" in record:
             account = self._books[record["dataset"]].account
             account.peak = max(account.peak, record["peak"])
         elif "amount" in record:  # others are for people
-            self._books[record["dataset"]].add(Charge.from_json(record))
+            charge = Charge.from_json(record)
+            self._books[record["dataset"]].add(charge)
+            if record["dataset"] in self._shares:
+                self._shares[record["dataset"]].add(charge)
+
+    def _apply_change(self, record: Record) -> None:
+        """Make a change of a book's budget or analysts, or give a charge back."""
+        dataset = record["dataset"]
+        book = self._books[dataset]
+        if "grown" in record:
+            book = book.with_budget(Terms.from_json(record["grown"]))
+        elif "allowed" in record:
+            named = {record["analyst"]: Allowance(**record["allowed"])}
+            book.principals = book.principals | named
+        elif "voided" in record:
+            others = [charge for charge in book.charges() if charge.run != record["run"]]
+            book = book.with_charges(book.terms, others)
+        else:
+            book = book.learn(Charge.from_json(record["learned"])) or book
+        self._books[dataset] = book
+        self._shares.pop(dataset, None)
+
+    def _change(self, record: Record, because: str, who: str) -> None:
+        """Write down a change of a book, with who and why, and make it."""
+        record = record | {"because": because, "who": who}
+        self._append(record)
+        self._apply(record)
+
+    def _shares_of(self, dataset: str) -> Shares:
+        """What each analyst of a book has spent."""
+        if dataset not in self._shares:
+            book = self._books[dataset]
+            self._shares[dataset] = Shares(book, lambda run: self._known(run).analyst)
+        return self._shares[dataset]
 
     def _append(self, record: Record) -> None:
         """Make a record durable, in a ledger with a file."""
@@ -486,11 +714,16 @@ class Ledger:
         """All that is in memory, as a file would have it."""
         records: list[Record] = []
         for name, book in self._books.items():
-            records.append({"book": name, "terms": book.terms.to_json()})
+            more = {"provisional": True} if book.provisional else {}
+            records.append({"book": name, "terms": book.terms.to_json()} | more)
             runs = [(run, known) for run, known in self._runs.items() if known.dataset == name]
             records += [record for run, known in runs for record in known.records(run)]
             records += [{"dataset": name} | charge.to_json() for charge in book.charges()]
             records.append({"dataset": name, "peak": book.account.peak})
+            records += [
+                {"dataset": name, "analyst": analyst, "allowed": allowed.to_json()}
+                for analyst, allowed in book.principals.items()
+            ]
         now = _now()
         return [record | {"at": now} for record in records]
 
@@ -506,6 +739,7 @@ class Ledger:
                 records = [r for r in self._read_all() if r.get("dataset") == dataset]
                 charges = [Charge.from_json(r) for r in records if "amount" in r]
             book = self._books[dataset] = book.reread(oldest, charges)
+            self._shares.pop(dataset, None)
         return book
 
     def _settle(self, book: Book, charged: int) -> None:
@@ -521,6 +755,9 @@ class Ledger:
         horizon = min(book.account.newest, charged) - width - max(_KEEP, book.reach)
         if horizon > book.account.since + _KEEP:
             book.settle_before(horizon)
+            for shares in self._shares.values():
+                if shares.book is book:
+                    shares.settle_before(horizon)
 
     def _known(self, run: str) -> KnownRun:
         return self._runs.get(run) or KnownRun()
@@ -531,7 +768,13 @@ class Ledger:
         self._append(record)
         self._apply(record)
 
+    def _refuse_ended(self, run: str) -> None:
+        known = self._runs.get(run)
+        if known is not None and known.ended is not None:
+            refuse_ended(run, known)
+
     def _refuse_overtaken(self, run: str, epoch: str) -> None:
+        self._refuse_ended(run)
         if self._known(run).epoch != epoch:
             raise StateError(
                 f"run {run[:8]} was started again by another process, from a copy of its state "
@@ -555,6 +798,11 @@ def warn_of_own_book(what: str, state: str | Path | None, *, stacklevel: int) ->
 
 
 _warned = False
+
+
+def _refuse_no_reason(what: str, because: str) -> None:
+    if not because.strip():
+        raise InvalidParameter(f"{what} is recorded with its reason; say why (because=...)")
 
 
 def _now() -> str:

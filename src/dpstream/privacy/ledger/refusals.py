@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
-from dpstream.errors import BudgetExceeded, LedgerError
+from dpstream.errors import BudgetExceeded, LedgerError, StateError
 from dpstream.privacy.amounts import GRID, show
 from dpstream.privacy.ledger.balance import Book
-from dpstream.privacy.ledger.charges import Charge, Terms
+from dpstream.privacy.ledger.charges import Charge, KnownRun, Terms
 from dpstream.privacy.ledger.store import LedgerPlace
 
 
@@ -44,6 +44,17 @@ def as_epsilon(terms: Terms, amount: Fraction) -> float | None:
         return None
     epsilon = gdp_epsilon(mu=math.sqrt(amount), delta=delta) + float(slack * amount / terms.total)
     return min(epsilon, float(terms.epsilon))
+
+
+def promise_in_words(terms: Terms) -> str:
+    """The promise in epsilon and delta where the book has them."""
+    if terms.measure != "mu_squared" or terms.epsilon is None:
+        return terms.describe()
+    # what it imports is slow to import, and every ledger imports this
+    from dpstream.privacy.accounting.promises import delta_of_terms
+
+    whom = terms.describe().partition(" for ")[2]
+    return f"epsilon = {show(terms.epsilon)}, delta = {delta_of_terms(terms):.3g} for {whom}"
 
 
 def amount_in_words(terms: Terms, amount: Fraction) -> str:
@@ -83,6 +94,9 @@ def spent_and_left(report: Mapping[str, Any]) -> str:
     if terms.unit != "user":
         return f"{line}, {_short(float(at_next))} left{then}"
     line += f", {_short(rest)} left"
+    to_come = as_epsilon(terms, Fraction(report.get("left_to_come", left)))
+    if to_come is not None and to_come > rest:
+        return f"{line}; {_short(to_come)} left in periods that have not begun"
     if terms.measure == "epsilon" or not 0 < left < terms.total:
         return line
     return f"{line} for further queries (epsilons do not simply add up)"
@@ -137,7 +151,7 @@ def refuse_overspend(
         "event": f"lower {terms.measure}; to repeat a release, use its state directory",
         "w_event": f"lower {terms.measure} or wait for an older step to leave the window; "
         "to repeat a release, use its state directory",
-        "user": "lower epsilon, or agree on a larger book",
+        "user": "lower epsilon, or agree on a larger book (dpstream ledger grow)",
     }[terms.unit]
     also = as_epsilon(terms, left)
     if terms.measure != "epsilon" and also is not None and terms.epsilon is not None:
@@ -148,20 +162,73 @@ def refuse_overspend(
     )
 
 
+def refuse_too_small(dataset: str, book: Book, path: LedgerPlace | None = None) -> None:
+    """Refuse a budget that is smaller than what was spent; the book has it already."""
+    terms, account, which = book.terms, book.account, book_in_words(dataset, path)
+    if account.most > account.total:
+        raise BudgetExceeded(
+            f"{which}: {terms.measure} = {show(Fraction(account.most, GRID))} is spent already, "
+            f"and the new budget is {show(terms.total)}; a book cannot be made smaller than what "
+            "is spent"
+        )
+    dated = account.periods.worst()
+    tail = account.delta_slack + dated.delta_slack
+    drift = account.rounding_slack + dated.rounding_slack
+    if tail > terms.delta_slack or drift > terms.rounding_slack:
+        raise BudgetExceeded(
+            f"{which}: {show(tail)} of delta to find keys and "
+            f"{show(drift)} to round noise are spent, as the new epsilon counts "
+            f"them, and the new budget has {show(terms.delta_slack)} and "
+            f"{show(terms.rounding_slack)}; name a larger --delta (a run that an older version has "
+            "charged counts for less once it was started by this one)"
+        )
+
+
 def _refuse_allowance(which: str, book: Book, charge: Charge) -> None:
-    """Slacks add up over all charges, exactly."""
-    terms, account = book.terms, book.account
-    for name, what, remedy in (
-        ("delta_slack", "of delta to find keys", "delta"),
-        ("rounding_slack", "to round noise", "the number of triggers"),
-    ):
-        allowed, spent, asked = (getattr(each, name) for each in (terms, account, charge))
-        if asked and spent + asked > allowed:
-            raise BudgetExceeded(
-                f"{which}: {charge.purpose!r} asks for {show(asked)} {what} but only "
-                f"{show(allowed - spent)} of {show(allowed)} is left for this dataset; lower "
-                f"{remedy}, or agree on a larger book"
-            )
+    """Slacks add up over all charges, or all of a period, exactly."""
+    if name := book.account.slack_missing(charge):
+        what, remedy = {
+            "delta_slack": ("of delta to find keys", "delta"),
+            "rounding_slack": ("to round noise", "the number of triggers"),
+        }[name]
+        allowed, asked = getattr(book.terms, name), getattr(charge, name)
+        left = allowed - book.account.spent_slack(name, charge)
+        raise BudgetExceeded(
+            f"{which}: {charge.purpose!r} asks for {show(asked)} {what} but only "
+            f"{show(left)} of {show(allowed)} is left for this dataset; lower "
+            f"{remedy}, or agree on a larger book (dpstream ledger grow)"
+        )
+
+
+def refuse_ended(run: str, known: KnownRun) -> None:
+    """A run that was ended draws nothing more, whatever state of it turns up."""
+    if known.ended is not None:
+        because, who = known.ended
+        raise StateError(
+            f"run {run[:8]} was ended for good by {who} ({because}); its state must not go on; use "
+            "a new state directory"
+        )
+
+
+def refuse_void(dataset: str, book: Book, run: str, known: KnownRun) -> None:
+    """A charge is given back only if the ledger itself shows that no step of its run was begun."""
+    what = f"the charge of run {run[:8]} to the book {dataset!r} stays"
+    if known.voided:
+        raise LedgerError(f"the charge of run {run[:8]} was given back already")
+    if all(charged != run for charged, _, _ in book.spent_on):
+        raise LedgerError(f"the book of {dataset!r} has no charge of a run {run!r}")
+    if book.terms.unit != "user":
+        raise LedgerError(f"{what}: this book is charged step by step, for steps that were begun")
+    if known.reached >= 0 or known.minted or known.begun is not None or known.finished is not None:
+        raise LedgerError(
+            f"{what}: the run has begun {max(known.reached + 1, 1)} steps, and what it has "
+            "published cannot be taken back"
+        )
+    if not known.kept:
+        raise LedgerError(
+            f"{what}: the run has no state directory (or an older version has charged it), so the "
+            "ledger does not show that nothing was drawn"
+        )
 
 
 def protection(terms: Terms) -> tuple[str, ...]:

@@ -25,6 +25,7 @@ from typing import Any
 from dpstream.errors import StateError
 from dpstream.privacy.ledger.charges import KnownRun
 from dpstream.privacy.ledger.ledger import Ledger
+from dpstream.privacy.ledger.refusals import refuse_ended
 from dpstream.privacy.ledger.store import LedgerPlace, as_ledger_place
 from dpstream.privacy.state import (
     InputLog,
@@ -520,6 +521,7 @@ def _compare(directory: RunDirectory) -> None:
     """The log and the ledger must tell the same story, as far as the ledger knows it."""
     folder, ledger, log = directory.folder, directory.ledger, directory.log
     known = ledger.known(directory.run.hex())
+    refuse_ended(directory.run.hex(), known)
     if log.ledger_head is not None:
         refuse_rolled_back(folder, ledger, log.ledger_head, run=directory.run, told=log.told)
     if not known.epoch and log.last >= 0:
