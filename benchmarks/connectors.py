@@ -207,9 +207,9 @@ def _charged(place: Any, writers: int, plan: Plan) -> float:
     def charge(number: int) -> None:
         for step in range(plan.charges // writers):
             one = Cells(first=step, last=step)
-            facts = {"run": f"{number:032x}", "query": "bench", "purpose": "publish", "cells": one}
+            facts: dict[str, Any] = {"run": f"{number:032x}", "query": "bench", "purpose": "p"}
             ledgers[number].charge(
-                dataset, Charge(**facts, step=step, amount=Fraction(1, 2 * plan.charges))
+                dataset, Charge(**facts, step=step, cells=one, amount=Fraction(1, 2 * plan.charges))
             )
 
     began = time.perf_counter()

@@ -198,7 +198,7 @@ class PostgresLedger:
         """Commit, after one more statement in the same message; how many rows that has written."""
         cursor = psycopg.ClientCursor(self._connection)
         cursor.execute(f"{statement}; COMMIT", given)
-        written = cursor.rowcount
+        written: int = cursor.rowcount
         while cursor.nextset():
             pass
         self._in_transaction = False
