@@ -2,8 +2,9 @@
 
 Servers are started here, on loopback, from the system's packages; one that is absent has a row that
 says so. A source is read to its end by the same calls that the engine makes, without the engine. A
-sink gets one release after another, each durable before the next. Last, a topic is published into
-PostgreSQL by a run that is killed again and again, beside one that is not.
+sink gets one release after another, each durable before the next. A ledger is charged by one
+writer, and by four at once, each charge durable before the writer's next. Last, a topic is
+published into PostgreSQL by a run that is killed again and again, beside one that is not.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -32,10 +35,13 @@ from benchmarks.harness import Findings, Progress, Row, target
 from dpstream.connectors.encode import jsonl
 from dpstream.connectors.registry import open_sink, open_source
 from dpstream.connectors.server_base import ServerOptions
+from dpstream.privacy.ledger.charges import Cells, Charge, Terms
+from dpstream.privacy.ledger.ledger import Ledger
 from tests.support.servers import KafkaServer, NatsServer, PostgresServer
 
 _SEED: Final = 13
-_BASE: Final = {"source": "JSON lines", "sink": "Parquet"}
+_BASE: Final = {"source": "JSON lines", "sink": "Parquet", "ledger": "one writer"}
+_WRITERS: Final = {"one writer": 1, "four writers": 4}
 _DEADLINE: Final = 300.0
 
 
@@ -46,6 +52,7 @@ class Plan:
     rows: int
     releases: int
     release_rows: int
+    charges: int
     times: int
     storm: Storm
 
@@ -54,6 +61,7 @@ FULL: Final = Plan(
     rows=500_000,
     releases=50,
     release_rows=10_000,
+    charges=2_000,
     times=3,
     storm=Storm(kills=30, restarts=2, rows=1_000, longest=1.5),
 )
@@ -61,13 +69,14 @@ QUICK: Final = Plan(
     rows=20_000,
     releases=5,
     release_rows=2_000,
+    charges=200,
     times=1,
     storm=Storm(kills=4, restarts=1, rows=200),
 )
 
 
 def measure(*, quick: bool, progress: Progress) -> Findings:
-    """Each system in turn: sources, then sinks."""
+    """Each system in turn: sources, then sinks, then ledgers."""
     plan = QUICK if quick else FULL
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="dpstream-connectors-") as folder:
@@ -99,12 +108,16 @@ def _notes(plan: Plan) -> list[str]:
         f"sinks: {plan.releases} releases of {plan.release_rows:,} rows, each there for good "
         "before the next"
     )
+    ledgers = f"ledgers: {plan.charges:,} charges in all, of one book"
     storm = (
         f"Kafka to PostgreSQL: {plan.storm.sent:,} messages; both tables of releases and the dead "
         "letters are compared whole"
     )
-    files = "times files: JSON lines from a file for sources, Parquet files for sinks"
-    return [sources, sinks, files, storm]
+    files = (
+        "times files: JSON lines from a file for sources, Parquet files for sinks, one writer to a "
+        "file for ledgers"
+    )
+    return [sources, sinks, ledgers, files, storm]
 
 
 def clicks(rows: int) -> pa.Table:
@@ -135,6 +148,9 @@ def _rows(system: System, folder: Path, plan: Plan) -> Iterator[Row]:
         for word, sink in system.sinks().items():
             total = plan.releases * plan.release_rows
             yield _row(system, "sink", word, total, _written(sink, plan), plan.releases)
+        place = system.ledger()
+        for word, writers in _WRITERS.items() if place is not None else ():
+            yield _row(system, "ledger", word, plan.charges, _charged(place, writers, plan), 0)
     finally:
         system.stop()
 
@@ -180,6 +196,29 @@ def _written(spec: Any, plan: Plan) -> float:
         return time.perf_counter() - began
     finally:
         sink.close()
+
+
+def _charged(place: Any, writers: int, plan: Plan) -> float:
+    """Seconds until all charges are in the ledger, of writers that know nothing of each other."""
+    ledgers = [Ledger(place) for _ in range(writers)]
+    dataset = f"{writers} writers"
+    ledgers[0].open(dataset, Terms(unit="user", total=Fraction(1)))
+
+    def charge(number: int) -> None:
+        for step in range(plan.charges // writers):
+            one = Cells(first=step, last=step)
+            facts: dict[str, Any] = {"run": f"{number:032x}", "query": "bench", "purpose": "p"}
+            ledgers[number].charge(
+                dataset, Charge(**facts, step=step, cells=one, amount=Fraction(1, 2 * plan.charges))
+            )
+
+    began = time.perf_counter()
+    with ThreadPoolExecutor(writers) as threads:
+        list(threads.map(charge, range(writers)))
+    seconds = time.perf_counter() - began
+    for ledger in ledgers:
+        ledger.close()
+    return seconds
 
 
 def _release(number: int, rows: int, rng: np.random.Generator) -> pa.Table:
@@ -238,6 +277,10 @@ class System:
         """What `open_sink` takes, by the words for it."""
         return {}
 
+    def ledger(self) -> Any:
+        """What `Ledger` takes; None if it has none."""
+        return None
+
     def stop(self) -> None:
         """End what was started."""
 
@@ -265,6 +308,10 @@ class FilesOnDisk(System):
         if find_spec("duckdb") is not None:
             found["DuckDB"] = self._folder / "out.duckdb"
         return found
+
+    def ledger(self) -> Any:
+        """A file."""
+        return self._folder / "ledger"
 
 
 class DeltaLake(System):
@@ -317,6 +364,10 @@ class Postgres(System):
     def sinks(self) -> dict[str, Any]:
         """A schema."""
         return {"one transaction each": f"{self._server.address}?schema=out"}
+
+    def ledger(self) -> Any:
+        """A schema of its own."""
+        return self._server.address
 
     def stop(self) -> None:
         """End it."""

@@ -18,7 +18,12 @@ from benchmarks.connectors import (
 pytestmark = pytest.mark.servers
 
 SMALL = connectors.Plan(
-    rows=3000, releases=2, release_rows=50, times=1, storm=Storm(kills=1, restarts=0, rows=50)
+    rows=3000,
+    releases=2,
+    release_rows=50,
+    charges=8,
+    times=1,
+    storm=Storm(kills=1, restarts=0, rows=50),
 )
 
 
@@ -38,12 +43,15 @@ def test_every_source_and_sink_has_a_row(monkeypatch):
     assert measured == {
         ("files", "source"), ("files", "sink"), ("Delta Lake", "sink"), ("PostgreSQL", "source"),
         ("PostgreSQL", "sink"), ("NATS", "source"), ("NATS", "sink"),
+        ("files", "ledger"), ("PostgreSQL", "ledger"),
     }  # fmt: skip
     for row in (row for row in found.rows if "role" in row):
         assert row["records_per_second"] > 0
-        assert (row["releases_per_second"] is None) == (row["role"] == "source")
+        assert (row["releases_per_second"] is None) == (row["role"] != "sink")
     base = {row["role"]: row for row in found.rows if row.get("times_files") == 1}
-    assert (base["source"]["how"], base["sink"]["how"]) == ("JSON lines", "Parquet")
+    assert {role: row["how"] for role, row in base.items()} == {
+        "source": "JSON lines", "sink": "Parquet", "ledger": "one writer",
+    }  # fmt: skip
     assert seen[-1] == (5, 5, "done")
 
 

@@ -33,8 +33,8 @@ from dpstream.connectors.registry import open_source
 from dpstream.errors import InvalidParameter
 from dpstream.optional import optional
 from dpstream.privacy.amounts import Amount
-from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.state import Secret, mint_run_id
+from dpstream.privacy.state.run_directory import GivenLedger
 from dpstream.query.aggregates import Count
 from dpstream.query.noise_plan import plan_query
 from dpstream.query.query import Query
@@ -172,7 +172,7 @@ def bounds(
     triggers: int = 100,
     group_size: float | None = None,
     sample: float = 1.0,
-    ledger: Ledger | str | Path | None = None,
+    ledger: GivenLedger = None,
     dataset: str = "stream",
     analyst: str = "",
     time_column: str | None = None,

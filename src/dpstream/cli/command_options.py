@@ -15,6 +15,7 @@ from dpstream.errors import InvalidParameter
 from dpstream.mechanisms import find
 from dpstream.mechanisms.base import Mechanism
 from dpstream.operator_log import FORMAT, LEVEL, LEVELS
+from dpstream.privacy.ledger.store import LedgerPlace, as_ledger_place
 
 BudgetOption = partial(Option, rich_help_panel="Budget and repetition")
 
@@ -23,8 +24,13 @@ SecretFile = Annotated[
     BudgetOption(envvar="DPSTREAM_SECRET_FILE", help="Secret file, created on first use."),
 ]
 SharedLedger = Annotated[
-    Path | None,
-    BudgetOption(envvar="DPSTREAM_LEDGER", help="Ledger file that others share."),
+    LedgerPlace | None,
+    BudgetOption(
+        envvar="DPSTREAM_LEDGER",
+        help="Ledger that others share: a file, or postgresql://user@host/database.",
+        parser=as_ledger_place,
+        metavar="LEDGER",
+    ),
 ]
 Payer = Annotated[str, BudgetOption(help="Whose book in the ledger pays.")]
 Asker = Annotated[
@@ -74,7 +80,7 @@ Anyway = Annotated[
 FLAGS = ("epsilon", "window", "delay", "lo", "hi", "quantum")
 
 
-def tell_storage(what: str, state: Path | None, ledger: Path | None) -> None:
+def tell_storage(what: str, state: Path | None, ledger: LedgerPlace | None) -> None:
     """Say what is lost with this process: a budget that nobody shares, or the way to repeat it."""
     if ledger is None:
         where = f"kept in {state / 'ledger'} and" if state else "forgotten afterwards,"

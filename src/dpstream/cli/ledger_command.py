@@ -31,18 +31,38 @@ from dpstream.privacy.ledger.refusals import (
     promise_in_words,
     spent_and_left,
 )
+from dpstream.privacy.ledger.store import LedgerPlace, as_ledger_place
 from dpstream.query.book_periods import loss_over
 from dpstream.query.windows import duration, in_words
 from dpstream.session.pipeline import load_pipeline
 
+_HELP = "a file, or postgresql://user@host/database"
 Place = Annotated[
-    Path | None,
-    Argument(metavar="FILE", help="A ledger, or a pipeline.toml whose ledgers are meant."),
+    LedgerPlace | None,
+    Argument(
+        metavar="LEDGER",
+        help=f"A ledger ({_HELP}), or a pipeline.toml whose ledgers are meant.",
+        parser=as_ledger_place,
+    ),
 ]
-File = Annotated[Path | None, Option("--ledger", envvar="DPSTREAM_LEDGER", help="The ledger file.")]
+File = Annotated[
+    LedgerPlace | None,
+    Option(
+        "--ledger",
+        envvar="DPSTREAM_LEDGER",
+        help=f"The ledger: {_HELP}.",
+        parser=as_ledger_place,
+        metavar="LEDGER",
+    ),
+]
 Dataset = Annotated[str | None, Option(help="Only this dataset.")]
 Ledgers = Annotated[
-    Path, Argument(metavar="BOOK", help="A ledger, or a pipeline.toml whose ledger is meant.")
+    LedgerPlace,
+    Argument(
+        metavar="BOOK",
+        help="A ledger, or a pipeline.toml whose ledger is meant.",
+        parser=as_ledger_place,
+    ),
 ]
 Whose = Annotated[str | None, Option(help="Which book, if the ledger has several.")]
 Because = Annotated[str, Option(metavar="TEXT", help="Why; it is written into the ledger.")]
@@ -196,7 +216,10 @@ def history(
 
 @app.command("repair")
 def repair(
-    place: Annotated[Path, Argument(metavar="FILE", help="The ledger.")],
+    place: Annotated[
+        LedgerPlace,
+        Argument(metavar="LEDGER", help=f"The ledger: {_HELP}.", parser=as_ledger_place),
+    ],
     because: Annotated[str, Option(help="Why; it is written into the ledger.")],
 ) -> None:
     """Take a ledger as it is, although its head is lost or says that it held more.
@@ -345,10 +368,10 @@ def plan(
         print_plan(people(), planned)
 
 
-def _one_ledger(place: Path) -> Path:
+def _one_ledger(place: LedgerPlace) -> LedgerPlace:
     """The ledger that is meant; it must be there."""
     paths = [place]
-    if place.suffix == ".toml":
+    if isinstance(place, Path) and place.suffix == ".toml":
         paths = list(dict.fromkeys(book.ledger for book in load_pipeline(place).books))
     if len(paths) > 1:
         listed = ", ".join(map(str, paths))
@@ -389,7 +412,7 @@ def _rows_of(unit_column: str | None, time_column: str | None, period: str) -> s
     return rows_of(unit_column, time=time_column)
 
 
-def _path(context: typer.Context, file: Path | None) -> Path:
+def _path(context: typer.Context, file: LedgerPlace | None) -> LedgerPlace:
     """`--ledger` of the subcommand, else that of `dpstream ledger` itself."""
     outer = context.parent.params.get("file") if context.parent else None
     path = file or outer
@@ -398,14 +421,14 @@ def _path(context: typer.Context, file: Path | None) -> Path:
             "name the ledger: dpstream ledger FILE, a ledger or a pipeline.toml; or --ledger FILE, "
             "or DPSTREAM_LEDGER"
         )
-    return Path(path)
+    return as_ledger_place(path)
 
 
 def _existing(
-    context: typer.Context, file: Path | None, place: Path | None
-) -> tuple[list[Path], set[str]]:
+    context: typer.Context, file: LedgerPlace | None, place: LedgerPlace | None
+) -> tuple[list[LedgerPlace], set[str]]:
     """The ledgers that are meant, and which datasets of them (none: all)."""
-    if place is not None and place.suffix == ".toml":
+    if isinstance(place, Path) and place.suffix == ".toml":
         pipeline = load_pipeline(place)
         paths = list(dict.fromkeys(book.ledger for book in pipeline.books))
         existing = [path for path in paths if path.exists()]
@@ -416,7 +439,7 @@ def _existing(
             )
         return existing, {book.dataset for book in pipeline.books}
     path = place or _path(context, file)
-    if path.is_dir():
+    if isinstance(path, Path) and path.is_dir():
         inside = path / "ledger"
         hint = f"; did you mean {inside}?" if inside.is_file() else ""
         raise LedgerError(f"{path} is a directory, not a ledger{hint}")
@@ -433,7 +456,7 @@ def _existing(
     return [path], set()
 
 
-def _opened(paths: Iterable[Path]) -> Iterator[Ledger]:
+def _opened(paths: Iterable[LedgerPlace]) -> Iterator[Ledger]:
     """Each ledger, open while it is looked at."""
     for path in paths:
         with closing(Ledger(path)) as book_file:

@@ -20,14 +20,15 @@ from dpstream.engines.query_run import QueryRun
 from dpstream.privacy.amounts import show
 from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.ledger.refusals import spent_and_left
+from dpstream.privacy.ledger.store import LedgerPlace
 from dpstream.query.query import Query
 from dpstream.session import Run
 from dpstream.session.budget import AnyQuery
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _OPERATOR_ONLY = "operator only, not private"
-Books = Ledger | Path
-"""A ledger, or the file of one that may not be there yet."""
+Books = Ledger | LedgerPlace
+"""A ledger, or the place of one that may not be there yet."""
 
 
 class Stopper(SystemClock):

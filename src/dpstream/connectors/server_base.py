@@ -142,7 +142,11 @@ class ServerOptions:
     """
 
     def __init__(self, uri: str, more: Mapping[str, Any] | None = None) -> None:
-        parts = urlsplit(uri)
+        try:
+            parts = urlsplit(uri)
+        except ValueError as problem:
+            scheme = uri.partition("://")[0]
+            raise InvalidParameter(f"{scheme}:// begins no address here: {problem}") from None
         user, at, servers = parts.netloc.rpartition("@")
         self.scheme, self.servers, self.path = parts.scheme, servers, unquote(parts.path[1:])
         self.user = unquote(user) if at else None

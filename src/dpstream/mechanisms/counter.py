@@ -28,6 +28,7 @@ from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.spend import Spend, noise_versions
 from dpstream.privacy.state import Secret, mint_run_id
 from dpstream.privacy.state.identity import canonical
+from dpstream.privacy.state.run_directory import GivenLedger
 from dpstream.records import Integers, Reals, Release, Words
 
 
@@ -118,7 +119,7 @@ class Counter:
         keys: bool = False,
         secret: Secret | bytes | str | Path | None = None,
         run_id: bytes | None = None,
-        ledger: Ledger | str | Path | None = None,
+        ledger: GivenLedger = None,
         dataset: str = "stream",
         **parameters: Any,
     ) -> None:
@@ -168,7 +169,7 @@ class _Keyed:
         mechanism: KeyedCounting,
         secret: Secret | bytes | str | Path | None,
         run_id: bytes | None,
-        ledger: Ledger | str | Path | None,
+        ledger: GivenLedger,
         dataset: str,
     ) -> None:
         self.mechanism, self.steps_done, self.rows = mechanism, 0, dict[Any, int]()

@@ -15,8 +15,9 @@ from dpstream.errors import InvalidInput, InvalidParameter
 from dpstream.mechanisms.base import Mechanism, as_block, whole
 from dpstream.mechanisms.runner import Runner
 from dpstream.optional import optional
-from dpstream.privacy.ledger.ledger import Ledger, warn_of_own_book
+from dpstream.privacy.ledger.ledger import warn_of_own_book
 from dpstream.privacy.state import Secret
+from dpstream.privacy.state.run_directory import GivenLedger
 from dpstream.records import Frame, Integers, Reals, Release
 
 RESERVED = frozenset({"step", "time", "paid", "held"})
@@ -120,7 +121,7 @@ def release(
     time_column: str | None = None,
     secret: Secret | bytes | str | Path | None = None,
     run_id: bytes | None = None,
-    ledger: Ledger | str | Path | None = None,
+    ledger: GivenLedger = None,
     state: str | Path | None = None,
     dataset: str = "stream",
     name: str = "",

@@ -41,6 +41,7 @@ from dpstream.privacy.state import (
 from dpstream.privacy.state.identity import canonical
 from dpstream.privacy.state.run_directory import (
     About,
+    GivenLedger,
     RunDirectory,
     drop_unbegun,
     known_secret,
@@ -93,7 +94,7 @@ class Runner:
         *,
         state: str | Path | None = None,
         secret: Secret | bytes | str | Path | None = None,
-        ledger: Ledger | str | Path | None = None,
+        ledger: GivenLedger = None,
         dataset: str = "stream",
         name: str = "",
         clock: str = "steps",
@@ -127,7 +128,7 @@ class Runner:
             else:
                 saved.refuse_others(mechanism, dataset, name)
                 self._secret = known_secret(saved.folder, saved.about, secret)
-                if new_run and isinstance(ledger, str | Path):
+                if new_run and not isinstance(ledger, Ledger | None):
                     self._ledger = Ledger(ledger)  # a new run may be charged to another one
                 else:
                     self._ledger = open_ledger(saved.folder, saved.about, ledger)

@@ -28,6 +28,7 @@ from dpstream.privacy.accounting.promises import rows_of
 from dpstream.privacy.amounts import on_grid, positive
 from dpstream.privacy.ledger.charges import Terms
 from dpstream.privacy.ledger.ledger import BACKUPS, Ledger
+from dpstream.privacy.ledger.store import LedgerPlace, as_ledger_place
 from dpstream.privacy.state.secret import secret_path
 from dpstream.query.book_periods import FOREVER, book_share, same_rows
 from dpstream.query.query import Query
@@ -138,7 +139,7 @@ class Pipeline:
         return any(feed.live for feed in self.feeds.values())
 
     @contextmanager
-    def open_ledgers(self) -> Iterator[dict[Path, Ledger]]:
+    def open_ledgers(self) -> Iterator[dict[LedgerPlace, Ledger]]:
         """The ledgers of its books, by path; they are closed at the end."""
         with ExitStack() as stack:
             yield {
@@ -319,7 +320,7 @@ class PipelineBook:
     dataset: str
     epsilon: Fraction
     delta: Fraction | None
-    ledger: Path
+    ledger: LedgerPlace
     queries: tuple[AnyQuery, ...]
     period: str | None = None
     """Within which users are protected, where queries have several; None: they all have one."""
@@ -437,14 +438,14 @@ def _books(
         mine = tuple(query for query in queries if not name or of_query[query.name] == name)
         if not mine:
             continue  # a source that no query reads yet
-        ledger = Path(_resolve(path.parent, table["ledger"])) if "ledger" in table else None
+        place = _resolve(path.parent, table["ledger"]) if "ledger" in table else None
         books.append(
             PipelineBook(
                 where=where,
                 dataset=table["dataset"],
                 epsilon=positive(table["epsilon"], f"{where}: epsilon"),
                 delta=positive(table["delta"], f"{where}: delta") if "delta" in table else None,
-                ledger=ledger or folder / "ledger",
+                ledger=as_ledger_place(place or folder / "ledger"),
                 queries=mine,
                 period=table.get("privacy_unit_period"),
             )

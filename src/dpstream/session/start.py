@@ -42,9 +42,10 @@ from dpstream.errors import (
 )
 from dpstream.privacy.ledger.charges import Terms
 from dpstream.privacy.ledger.ledger import Ledger, warn_of_own_book
+from dpstream.privacy.ledger.store import LedgerPlace, as_ledger_place
 from dpstream.privacy.state import Secret
 from dpstream.privacy.state.durable_files import make_directory
-from dpstream.privacy.state.run_directory import ANEW, keep_book, read_about
+from dpstream.privacy.state.run_directory import ANEW, GivenLedger, keep_book, read_about
 from dpstream.privacy.state.secret import secret_path
 from dpstream.query.series_query import SeriesQuery
 from dpstream.records import CheckedSink, Frame, Sink, Source
@@ -89,7 +90,7 @@ def run(
     live: bool = False,
     on_done: str = "keep",
     secret: Secret | bytes | str | Path | None = None,
-    ledger: Ledger | str | Path | None = None,
+    ledger: GivenLedger = None,
     dataset: str = "stream",
     analyst: str = "",
     dead_letters: str | Path | None = None,
@@ -204,7 +205,7 @@ def run_all(
     live: bool = False,
     on_done: str = "keep",
     secret: Secret | bytes | str | Path | None = None,
-    ledger: Ledger | str | Path | None = None,
+    ledger: GivenLedger = None,
     dataset: str = "stream",
     analysts: Mapping[str, str] | None = None,
     on_damage: str = "quarantine",
@@ -508,7 +509,7 @@ def _listed(sink: Any) -> list[Any]:
     return [one for each in sink for one in _listed(each)]
 
 
-def _new_book(path: Path | None, begun: Sequence[Path]) -> Ledger:
+def _new_book(path: LedgerPlace | None, begun: Sequence[Path]) -> Ledger:
     """A ledger that is not there is made, unless queries that have begun were charged to it."""
     if begun and path is not None and not path.exists():
         raise StateError(
@@ -525,7 +526,7 @@ def _of_query(options: EngineOptions | None, name: str) -> EngineOptions | None:
     return replace(options, run_id=sha256(options.run_id + name.encode()).digest()[:16])
 
 
-def _own_ledger(ledger: Ledger | str | Path | None, folder: Path | None) -> Ledger | None:
+def _own_ledger(ledger: GivenLedger, folder: Path | None) -> Ledger | None:
     """The ledger, if it is there already: looking makes none."""
     if isinstance(ledger, Ledger):
         return ledger
@@ -533,8 +534,8 @@ def _own_ledger(ledger: Ledger | str | Path | None, folder: Path | None) -> Ledg
     return Ledger(path) if path is not None and path.exists() else None
 
 
-def _ledger_path(ledger: Any, folder: Path | None) -> Path | None:
+def _ledger_path(ledger: Any, folder: Path | None) -> LedgerPlace | None:
     """Where the ledger is, or would be; None: in memory."""
     if ledger is not None:
-        return Path(ledger)
+        return as_ledger_place(ledger)
     return None if folder is None else folder / "ledger"

@@ -17,6 +17,7 @@ from dpstream.privacy.amounts import as_text
 from dpstream.privacy.ledger.charges import Terms
 from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.ledger.refusals import book_in_words, promise_in_words
+from dpstream.privacy.ledger.store import LedgerPlace
 from dpstream.privacy.state.run_directory import read_about
 from dpstream.session import Runs, refuse_early, run_all
 from dpstream.session.pipeline import ENGINES, Pipeline, PipelineBook
@@ -24,7 +25,7 @@ from dpstream.session.pipeline import ENGINES, Pipeline, PipelineBook
 
 def start(
     pipeline: Pipeline,
-    ledgers: Mapping[Path, Ledger],
+    ledgers: Mapping[LedgerPlace, Ledger],
     *,
     clock: Clock,
     sinks: Sequence[Any] = (),

@@ -2,8 +2,10 @@
 
 A ledger file holds one book per dataset. Each charge is checked against the book under the file's
 lock and fsynced before the caller may draw noise. Several processes may charge at once; a kill
-leaves either the whole charge or none. Without a path the book lives in memory, until a run that
-is kept is charged to it: then it moves to a file, for all that share it (`Ledger.persist`).
+leaves either the whole charge or none. In PostgreSQL (`store.py`) the same holds for several hosts,
+and what is said of the file here is said of its tables. Without a path the book lives in memory,
+until a run that is kept is charged to it: then it moves to a file, for all that share it
+(`Ledger.persist`).
 
 What is in memory is always in step with the file: whoever holds the lock sees every charge of every
 process. A change that is cut short never stays half made: memory is dropped and the file read
@@ -16,13 +18,13 @@ import logging
 import os
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from dpstream.errors import (
     BudgetExceeded,
@@ -54,6 +56,13 @@ from dpstream.privacy.ledger.refusals import (
     refuse_too_small,
     refuse_void,
 )
+from dpstream.privacy.ledger.store import (
+    LedgerPlace,
+    LedgerStore,
+    Overtaken,
+    as_ledger_place,
+    open_store,
+)
 from dpstream.privacy.state.journal import Journal, Record, this_process
 from dpstream.privacy.state.secret import mint_run_id
 
@@ -64,33 +73,54 @@ _VERBATIM = timedelta(days=1)  # records that a compaction leaves as they are
 _WORTHWHILE = 1024  # records that it folds at least
 _LOG = logging.getLogger("dpstream.ledger")
 _REFUSALS = (BudgetExceeded, NoiseReuse, LedgerError, StateError)
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _done_anew(
+    method: Callable[Concatenate[Ledger, P], T],
+) -> Callable[Concatenate[Ledger, P], T]:
+    """Do it once more if others wrote while its server was away: it is checked against theirs."""
+
+    @wraps(method)
+    def call(ledger: Ledger, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        while True:
+            try:
+                return method(ledger, *args, **kwargs)
+            except Overtaken:
+                with ledger._lock:
+                    if ledger._depth:  # the outermost one is what was overtaken
+                        raise
+
+    return call
 
 
 class Ledger:
     """Books by dataset, and the runs charged to them, in a file or (path None) in memory."""
 
-    def __init__(self, path: str | Path | None = None, *, backups: timedelta = BACKUPS) -> None:
-        """`backups`: for how long a backup of a state directory may be put back.
+    def __init__(
+        self, path: str | LedgerPlace | None = None, *, backups: timedelta = BACKUPS
+    ) -> None:
+        """`path`: a file, or the address of a server, such as "postgresql://ana@db/books".
 
-        The digests of so many days' steps are kept.
+        `backups`: for how long a backup of a state directory may be put back. The digests of so
+        many days' steps are kept.
         """
-        self.path = None if path is None else Path(path)
+        self.path = None if path is None else as_ledger_place(path)
         if backups < timedelta():
             raise InvalidParameter(f"backups must be a length of time; got {backups}")
         self._backups, self._look_again = backups, ""
-        self._journal = (
-            None
-            if self.path is None
-            else Journal(self.path, kind="ledger", error=LedgerError, head=True)
-        )
+        self._journal: LedgerStore | None = None if self.path is None else open_store(self.path)
         self._books: dict[str, Book] = {}
         self._shares: dict[str, Shares] = {}  # of books that name analysts; made when asked for
         self._runs: dict[str, KnownRun] = {}
         self._lock, self._process = threading.RLock(), this_process.id
         self._broken = False  # a change in memory was cut short: nobody is let in
+        self._depth = 0  # sections of `_locked` that are open
 
     # Books
 
+    @_done_anew
     def open(
         self, dataset: str, terms: Terms, *, provisional: bool = False, say: bool = True
     ) -> None:
@@ -156,6 +186,7 @@ class Ledger:
                 f"{asked.change}; open another book for it"
             )
 
+    @_done_anew
     def grow(self, dataset: str, terms: Terms, *, because: str, who: str) -> bool:
         """Give a book another budget, larger or smaller, for all that share it; False: it has it.
 
@@ -176,6 +207,7 @@ class Ledger:
             self._change({"dataset": dataset, "grown": terms.to_json()}, because, who)
             return True
 
+    @_done_anew
     def allow(
         self,
         dataset: str,
@@ -206,6 +238,7 @@ class Ledger:
             book = self._books.get(dataset)
             return book.terms if book else None
 
+    @_done_anew
     def charge(
         self,
         dataset: str,
@@ -248,6 +281,7 @@ class Ledger:
             self._settle(self._book(dataset), charge.cells.first)
             return bool(parts)
 
+    @_done_anew
     def interval_end(
         self, dataset: str, run: str, query: str, purpose: str, first: int
     ) -> int | None:
@@ -259,6 +293,7 @@ class Ledger:
                 span = self._book(dataset, oldest=first).account.interval(key)
             return -1 if span is None else span[1]
 
+    @_done_anew
     def left(self, dataset: str, step: int | None = None) -> Fraction:
         """What the window ending at `step` (default: the newest) may still spend."""
         with self._locked():
@@ -270,6 +305,7 @@ class Ledger:
         with self._locked():
             return Fraction(self._book(dataset).account.most, GRID)
 
+    @_done_anew
     def first_room(self, dataset: str, charge: Charge) -> int | None:
         """The first period from which on a charge that names periods fits; None: there is none."""
         with self._locked():
@@ -316,6 +352,7 @@ class Ledger:
 
     # Runs
 
+    @_done_anew
     def register(
         self, dataset: str, run: str, fingerprint: str, *, analyst: str = "", kept: bool = False
     ) -> None:
@@ -341,6 +378,7 @@ class Ledger:
         with self._locked():
             return self._known(run).snapshot()
 
+    @_done_anew
     def begin(self, dataset: str, run: str, epoch: str, *, after: str) -> None:
         """Note that a process starts, or goes on with, a run; another one must stop.
 
@@ -351,6 +389,7 @@ class Ledger:
             self._refuse_overtaken(run, after)
             self._note(dataset, run, epoch=epoch)
 
+    @_done_anew
     def reach(
         self, dataset: str, run: str, last: int, digests: list[str], *, epoch: str, types: str
     ) -> None:
@@ -362,6 +401,7 @@ class Ledger:
             self._refuse_overtaken(run, epoch)
             self._note(dataset, run, reached=last, types=types, digests=digests)
 
+    @_done_anew
     def note_begun(self, dataset: str, run: str, period: int) -> None:
         """Note the last period of units that the windows about to be drawn reach into.
 
@@ -374,6 +414,7 @@ class Ledger:
             if begun is None or period > begun:
                 self._note(dataset, run, begun=period)
 
+    @_done_anew
     def end(self, dataset: str, run: str, *, because: str, who: str) -> None:
         """End a run for good: whatever state of it turns up is refused at its next step.
 
@@ -391,6 +432,7 @@ class Ledger:
                 epoch = mint_run_id().hex()
                 self._note(dataset, run, ended=because, who=who, epoch=epoch)
 
+    @_done_anew
     def void(self, dataset: str, run: str, *, because: str, who: str) -> None:
         """Give back the charge of a run that has begun no step, and never will.
 
@@ -403,6 +445,7 @@ class Ledger:
             self.end(dataset, run, because=because, who=who)
             self._note(dataset, run, voided=because, who=who)
 
+    @_done_anew
     def note_windows(
         self, dataset: str, run: str, *, minted: int, final: int, epoch: str | None
     ) -> None:
@@ -418,11 +461,13 @@ class Ledger:
             if minted > known.minted or final > known.final:
                 self._note(dataset, run, minted=minted, final=final)
 
+    @_done_anew
     def note_erasure(self, dataset: str, run: str, step: int, digest: str) -> None:
         """Note that a unit was erased before `step`: a state that still has it is an older one."""
         with self._locked():
             self._note(dataset, run, erasure=step, digest=digest)
 
+    @_done_anew
     def note_finish(self, dataset: str, run: str, steps: int, *, epoch: str) -> None:
         """Note how many steps a finished series has, before what it held back is drawn."""
         with self._locked():
@@ -430,6 +475,7 @@ class Ledger:
             if self._known(run).finished != steps:
                 self._note(dataset, run, finished=steps)
 
+    @_done_anew
     def note_adoption(self, dataset: str, run: str, *, because: str, who: str) -> None:
         """Note that somebody vouches for a directory, or ledger, that was moved."""
         with self._locked():
@@ -438,10 +484,10 @@ class Ledger:
     # The file
 
     @property
-    def place(self) -> Path | None:
-        """Where the file is, from the root; None in memory."""
-        journal = self._journal
-        return None if journal is None else Path(os.path.realpath(journal.place))
+    def place(self) -> LedgerPlace | None:
+        """Where the file is, from the root, or the server; None in memory."""
+        place = None if self._journal is None else self._journal.place
+        return Path(os.path.realpath(place)) if isinstance(place, Path) else place
 
     def identity(self) -> str:
         """Which file this is on this machine ("" in memory): a copy has another identity."""
@@ -465,7 +511,7 @@ class Ledger:
         with self._locked():
             return self._journal is None or self._journal.has(head)
 
-    def persist(self, path: str | Path) -> None:
+    def persist(self, path: str | LedgerPlace) -> None:
         """Keep a book that is in memory in a file from now on; one that has a file stays there.
 
         The book moves: everybody who holds this ledger charges the file. A file that exists is
@@ -475,8 +521,8 @@ class Ledger:
             with self._locked():
                 if self.path is not None:
                     return
-            path = Path(path)
-            if not path.exists():
+            path = as_ledger_place(path)
+            if isinstance(path, Path) and not path.exists():
                 Journal.write_new(path, self._all_records(), kind="ledger", error=LedgerError)
             elif any(book.charges() for book in self._books.values()):
                 raise LedgerError(
@@ -568,6 +614,7 @@ class Ledger:
         with self._lock, self._journal.locked() if self._journal else nullcontext():
             if self._broken:
                 raise LedgerError("a charge to this book was cut short; start a new one")
+            self._depth += 1
             try:
                 if self._journal is not None and not self._journal.head()[0]:  # nothing is read yet
                     self._books.clear()
@@ -584,6 +631,8 @@ class Ledger:
                 else:
                     self._start_over()
                 raise
+            finally:
+                self._depth -= 1
 
     def _start_over(self) -> None:
         """Drop what is in memory, to read the file from its first record."""

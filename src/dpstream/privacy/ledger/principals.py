@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from fractions import Fraction
-from pathlib import Path
 
 from dpstream.errors import BudgetExceeded
 from dpstream.privacy.amounts import GRID, floor_units
 from dpstream.privacy.ledger.balance import Account, Book
 from dpstream.privacy.ledger.charges import Allowance, Charge, Terms
 from dpstream.privacy.ledger.refusals import amount_in_words, book_in_words
+from dpstream.privacy.ledger.store import LedgerPlace
 
 AnalystOf = Callable[[str], str]
 """Who asked for a run."""
@@ -44,7 +44,7 @@ class Shares:
         """The most that any protected unit has lost to one analyst."""
         return Fraction(self._account(analyst, "").most, GRID)
 
-    def refuse(self, dataset: str, charge: Charge, path: Path | None) -> None:
+    def refuse(self, dataset: str, charge: Charge, path: LedgerPlace | None) -> None:
         """Refuse a charge that its analyst may not make, and say whose share is used up.
 
         A run that began before the book named anybody goes on.
@@ -91,7 +91,7 @@ class Shares:
         return self._accounts[key]
 
 
-def refuse_stranger(dataset: str, book: Book, analyst: str, path: Path | None) -> None:
+def refuse_stranger(dataset: str, book: Book, analyst: str, path: LedgerPlace | None) -> None:
     """A book that names analysts takes new runs from them alone."""
     if book.principals and analyst not in book.principals:
         who = f"{analyst!r} is none of them" if analyst else "nobody is said to ask for this run"
@@ -120,6 +120,6 @@ def _listed(principals: dict[str, Allowance]) -> str:
     return " and ".join(repr(name) for name in sorted(principals))
 
 
-def _allow(dataset: str, path: Path | None, analyst: str) -> str:
+def _allow(dataset: str, path: LedgerPlace | None, analyst: str) -> str:
     place = "FILE" if path is None else path
     return f"dpstream ledger allow {place} --dataset {dataset} --analyst {analyst} --because ..."

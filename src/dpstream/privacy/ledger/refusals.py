@@ -8,13 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 from dpstream.errors import BudgetExceeded, LedgerError, StateError
 from dpstream.privacy.amounts import GRID, show
 from dpstream.privacy.ledger.balance import Book
 from dpstream.privacy.ledger.charges import Charge, KnownRun, Terms
+from dpstream.privacy.ledger.store import LedgerPlace
 
 
 def as_epsilon(terms: Terms, amount: Fraction) -> float | None:
@@ -107,16 +107,19 @@ def _short(amount: float) -> str:
     return f"{amount:.6g}" if amount == round(amount, 2) else f"{amount:.3g}"
 
 
-def book_in_words(dataset: str, path: Path | None) -> str:
-    """Which book is meant: its dataset, and the file it is in.
+def book_in_words(dataset: str, path: LedgerPlace | None) -> str:
+    """Which book is meant: its dataset, and where it is kept.
 
+    >>> from pathlib import Path
     >>> book_in_words("clicks", Path("clicks.ledger")), book_in_words("clicks", None)
     ("the book 'clicks' (in clicks.ledger)", "the book 'clicks'")
     """
     return f"the book {dataset!r}" + ("" if path is None else f" (in {path})")
 
 
-def refuse_overspend(dataset: str, book: Book, charge: Charge, path: Path | None = None) -> int:
+def refuse_overspend(
+    dataset: str, book: Book, charge: Charge, path: LedgerPlace | None = None
+) -> int:
     """What a charge leads to, in grid units, if the book can pay it; else why it cannot.
 
     `path` is the file of the ledger, if it has one.
@@ -159,7 +162,7 @@ def refuse_overspend(dataset: str, book: Book, charge: Charge, path: Path | None
     )
 
 
-def refuse_too_small(dataset: str, book: Book, path: Path | None = None) -> None:
+def refuse_too_small(dataset: str, book: Book, path: LedgerPlace | None = None) -> None:
     """Refuse a budget that is smaller than what was spent; the book has it already."""
     terms, account, which = book.terms, book.account, book_in_words(dataset, path)
     if account.most > account.total:

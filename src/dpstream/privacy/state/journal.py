@@ -51,7 +51,7 @@ FORMAT = 1
 COMPACTED = 2
 LARGE = 1 << 20  # bytes of a file that a compaction may be worth
 _PAGE = 4096  # a torn write of one slot leaves the other alone
-_NO_TAG = "0" * 16  # before the first record
+NO_TAG = "0" * 16  # before the first record
 
 
 class _Process:
@@ -103,7 +103,7 @@ class Journal:
         self._fd, new = _open_or_create(self.place)
         self._thread_lock, self._depth = threading.RLock(), 0
         self._process = this_process.id
-        self._offset, self._tag = 0, _NO_TAG
+        self._offset, self._tag = 0, NO_TAG
         self._base: JournalEnd | None = None  # where what was folded has ended
         self._shift = 0  # how much longer the file would be with it
         self._was: list[str] = []
@@ -117,7 +117,7 @@ class Journal:
         cls, path: Path, records: Iterable[Record], *, kind: str, error: type[DpstreamError]
     ) -> None:
         """Make a file with a head that holds these records: whole, or not at all."""
-        data, tag = _lines(_NO_TAG, [{"dpstream": kind, "format": FORMAT}, *records])
+        data, tag = to_lines(NO_TAG, [{"dpstream": kind, "format": FORMAT}, *records])
         temporary = write_hidden(path, data)
         try:
             head = _Head(Path(os.path.realpath(path)), error)
@@ -177,7 +177,7 @@ class Journal:
         try:
             with os.fdopen(os.dup(fd), "rb") as file:
                 line = file.readline()
-            header = json.loads(line[17:]) if _verifies(_NO_TAG, line[:-1]) else {}
+            header = json.loads(line[17:]) if verifies(NO_TAG, line[:-1]) else {}
             if file_identity(self._fd) not in _predecessors(header, fd):
                 raise self._replaced()
         except BaseException:
@@ -229,7 +229,7 @@ class Journal:
                 self._head.begin()  # before the file: one that holds anything always has a head
         if self._has_grown():
             raise self._error(f"{self.path} grew since it was read; read it before appending")
-        data, tag = _lines(self._tag, batch)
+        data, tag = to_lines(self._tag, batch)
         place, written = self._offset - self._shift, 0
         os.ftruncate(self._fd, place)  # cut a torn tail
         while written < len(data):
@@ -265,7 +265,7 @@ class Journal:
         offset, tag = ends[-1]
         if not offset:
             raise self._error(f"{self.path} is empty: there is nothing to go on with; restore it")
-        data, tag = _lines(tag, [record(noted)])
+        data, tag = to_lines(tag, [record(noted)])
         os.ftruncate(self._fd, offset - 1 - self._shift)
         os.pwrite(self._fd, b"\n" + data, offset - 1 - self._shift)
         os.fsync(self._fd)
@@ -312,7 +312,7 @@ class Journal:
             fcntl.flock(fd, fcntl.LOCK_EX)  # who finds it waits
             os.fchmod(fd, os.fstat(self._fd).st_mode & 0o777)
             header["identity"] = file_identity(fd)
-            line, _ = _lines(_NO_TAG, [header])
+            line, _ = to_lines(NO_TAG, [header])
             write_all(fd, line)
             write_all(fd, tail)
             os.fsync(fd)
@@ -350,7 +350,7 @@ class Journal:
 
     def rewind(self) -> None:
         """Forget what was read, so that `read_new` starts from the first record again."""
-        self._offset, self._tag = 0, _NO_TAG
+        self._offset, self._tag = 0, NO_TAG
 
     def head(self) -> tuple[int, str]:
         """How far the file was read or written, and the tag of its last record."""
@@ -437,22 +437,22 @@ class Journal:
         The last record ends where its newline is, or was.
         """
         *lines, tail = self._read(size).split(b"\n")
-        header = _lines(_NO_TAG, [{"dpstream": self.kind, "format": FORMAT}])[0]
+        header = to_lines(NO_TAG, [{"dpstream": self.kind, "format": FORMAT}])[0]
         if self._offset == 0 and not lines and not header.startswith(tail):
             raise self._damaged(0)  # cutting this as a torn line would destroy somebody's file
         ends, records = [(self._offset, self._tag)], list[Record]()
         for number, line in enumerate([*lines, tail]):
             offset, tag = ends[-1]
-            if number == len(lines) and not _verifies(tag, tail):
+            if number == len(lines) and not verifies(tag, tail):
                 break
-            if not _verifies(tag, line):
+            if not verifies(tag, line):
                 raise self._damaged(offset)
             record: Record = json.loads(line[17:])
             if offset:
                 records.append(record)
                 ends.append((offset + len(line) + 1, line[:16].decode()))
                 continue
-            self._check_header(record)
+            check_header(record, self.path, self.kind, self._error)
             self._take_header(record, len(line) + 1)
             records += record.get("folded", [])
             ends.append(tuple(record.get("base", (len(line) + 1, line[:16].decode()))))
@@ -503,18 +503,6 @@ class Journal:
             "checksum; restore the file from a backup"
         )
 
-    def _check_header(self, record: Record) -> None:
-        if record.get("dpstream") != self.kind:
-            raise self._error(
-                f"{self.path} is a dpstream {record.get('dpstream')!r} file; "
-                f"a {self.kind!r} file was expected"
-            )
-        if record.get("format") not in (FORMAT, COMPACTED):
-            raise self._error(
-                f"{self.path} has format {record.get('format')}; this version reads {FORMAT} and "
-                f"{COMPACTED}; use the version of dpstream that wrote it"
-            )
-
 
 class _Head:
     """The side file of one journal; every method is called under the journal's lock."""
@@ -532,7 +520,7 @@ class _Head:
         newest = max(end for end in known if end is not None)
         return newest._replace(torn=None in known)
 
-    def begin(self, offset: int = 0, tag: str = _NO_TAG) -> None:
+    def begin(self, offset: int = 0, tag: str = NO_TAG) -> None:
         """Write a new file, in place of any other."""
         slot = _slot(offset, tag).ljust(_PAGE - 1) + b"\n"
         replace(self.path, slot, slot)
@@ -561,6 +549,19 @@ class _Head:
         return known
 
 
+def check_header(record: Record, place: object, kind: str, error: type[DpstreamError]) -> None:
+    """Refuse a first record that is not one of `kind`, or of a format that is not known."""
+    if record.get("dpstream") != kind:
+        raise error(
+            f"{place} is a dpstream {record.get('dpstream')!r} file; a {kind!r} file was expected"
+        )
+    if record.get("format") not in (FORMAT, COMPACTED):
+        raise error(
+            f"{place} has format {record.get('format')}; this version reads {FORMAT} and "
+            f"{COMPACTED}; use the version of dpstream that wrote it"
+        )
+
+
 def _open_or_create(path: Path) -> tuple[int, bool]:
     """The file, and whether it had to be made."""
     try:
@@ -577,7 +578,7 @@ def _predecessors(header: Record, fd: int) -> list[str]:
     return was if header.get("identity") == file_identity(fd) else []
 
 
-def _lines(tag: str, records: Iterable[Record]) -> tuple[bytes, str]:
+def to_lines(tag: str, records: Iterable[Record]) -> tuple[bytes, str]:
     """Records as the lines that follow one with `tag`, and the tag of the last."""
     lines = []
     for record in records:
@@ -587,14 +588,15 @@ def _lines(tag: str, records: Iterable[Record]) -> tuple[bytes, str]:
     return b"".join(lines), tag
 
 
-def _verifies(previous: str, line: bytes) -> bool:
+def verifies(previous: str, line: bytes) -> bool:
+    """Does this line follow one with the tag `previous`, unaltered?"""
     tag, _, body = line.partition(b" ")
     return tag.decode("ascii", "replace") == _tag(previous, body)
 
 
 def _is_record(previous: str, tail: bytes) -> bool:
     """Is this a complete record, however damaged, and not the beginning of one?"""
-    if _verifies(previous, tail) or _verifies(previous, tail[:-1]):
+    if verifies(previous, tail) or verifies(previous, tail[:-1]):
         return True
     try:
         return isinstance(json.loads(tail[17:]), dict)
@@ -620,4 +622,4 @@ def _checksum(facts: str) -> str:
     return hashlib.blake2b(facts.encode(), digest_size=8, person=b"journal head").hexdigest()
 
 
-_SLOT = len(_slot(0, _NO_TAG))
+_SLOT = len(_slot(0, NO_TAG))

@@ -26,6 +26,7 @@ from dpstream.errors import StateError
 from dpstream.privacy.ledger.charges import KnownRun
 from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.ledger.refusals import refuse_ended
+from dpstream.privacy.ledger.store import LedgerPlace, as_ledger_place
 from dpstream.privacy.state import (
     InputLog,
     Secret,
@@ -47,7 +48,7 @@ ANEW = "use a new state directory (a new run, charged anew)"
 About = dict[str, Any]
 Facts = dict[str, str]
 GivenSecret = Secret | bytes | str | Path | None
-GivenLedger = Ledger | str | Path | None
+GivenLedger = Ledger | str | LedgerPlace | None
 
 _REMAINS = ("manifest-*.dps", "segments/*", "windows/*", "spark.dps", "snapshot*.dps", "rows-*.dps")
 _DRAWN = ("windows/*.key", "windows/final", "rows-*.dps")  # what a run has that was charged
@@ -374,7 +375,7 @@ def open_ledger(folder: Path, about: About | None, given: GivenLedger) -> Ledger
         return Ledger(given or folder / "ledger")
     place = _ledger_place(folder, about)
     if given is not None:
-        if not Path(given).exists():
+        if not as_ledger_place(given).exists():
             raise StateError(
                 f"there is no ledger at {given}, and the run in {folder} is charged to {place}; "
                 f"restore it, or {ANEW}"
@@ -389,14 +390,14 @@ def open_ledger(folder: Path, about: About | None, given: GivenLedger) -> Ledger
     return Ledger(place)
 
 
-def _refuse_missing(ledger: Path) -> None:
+def _refuse_missing(ledger: LedgerPlace) -> None:
     if not ledger.exists():
         raise StateError(f"{ledger} is missing, and its run may be charged; restore it, or {ANEW}")
 
 
-def _ledger_place(folder: Path, about: About) -> Path:
+def _ledger_place(folder: Path, about: About) -> LedgerPlace:
     """Where the ledger of a begun run is: in its directory, wherever that is now, or outside."""
-    return folder / "ledger" if about["own ledger"] else Path(about["ledger place"])
+    return folder / "ledger" if about["own ledger"] else as_ledger_place(about["ledger place"])
 
 
 def _is_own(folder: Path, ledger: Ledger) -> bool:
@@ -486,7 +487,7 @@ def adopt(folder: Path, *, ledger: Ledger, because: str, who: str) -> About:
 
 
 def refuse_moved(folder: Path, about: About, ledger: Ledger) -> None:
-    """The ledger must be the file that the run is charged to, not a copy of it."""
+    """The ledger must be the one that the run is charged to, not a copy of it."""
     if ledger.replaces(about["ledger"]):
         return
     way_out = f"dpstream state adopt {folder} --ledger {ledger.path} --because TEXT"

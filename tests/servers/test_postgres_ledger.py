@@ -1,0 +1,603 @@
+"""A ledger in PostgreSQL: the same book as in a file, for several hosts, whatever is lost between.
+
+Every test has a schema of its own on a real server.
+"""
+
+import itertools
+import json
+import os
+import signal
+from contextlib import closing
+from datetime import timedelta
+from fractions import Fraction
+
+import numpy as np
+import psycopg
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import dpstream as dps
+from dpstream.connectors.postgres import ledger_store
+from dpstream.connectors.postgres.ledger_store import PostgresLedger
+from dpstream.errors import (
+    BudgetExceeded,
+    InvalidParameter,
+    LedgerError,
+    ServerUnreachable,
+    StateError,
+)
+from dpstream.privacy.ledger import ledger as ledgers
+from dpstream.privacy.ledger.charges import Cells, Charge
+from dpstream.privacy.ledger.ledger import Ledger
+from dpstream.privacy.ledger.store import LedgerAddress, as_ledger_place
+from tests.golden.corpus import Golden, outcome, rows_text, run_options
+from tests.golden.queries import SINK_QUERY, in_utc, write_parquet
+from tests.laws import test_one_book as laws
+from tests.servers.conftest import PASSWORD
+from tests.support.fixed import RUN, SECRET
+from tests.support.long import some_examples
+from tests.support.processes import exit_status, start_fork
+
+pytestmark = pytest.mark.servers
+NUMBERS = itertools.count()
+USER = dps.Terms(unit="user", total=Fraction(1))
+BOTH = st.sampled_from([1, 3, 8, None])
+
+
+@pytest.fixture
+def uri(postgres):
+    """The address of a ledger that is not there yet."""
+    return new_uri(postgres)
+
+
+def new_uri(server, **options):
+    given = {"schema": f"ledger_{os.getpid()}_{next(NUMBERS)}", **options}
+    words = "&".join(f"{name}={value}" for name, value in given.items())
+    return f"{server.address.replace('postgres:', 'postgresql:')}?{words}"
+
+
+def schema_of(uri):
+    return uri.partition("schema=")[2].partition("&")[0]
+
+
+def ask(server, statement, *given):
+    with psycopg.connect(server.address) as connection:
+        done = connection.execute(statement, given or None)
+        return done.fetchall() if done.description else None
+
+
+def charge(step, amount="1/16", run="ab" * 16):
+    cells = Cells(first=step, last=step)
+    return Charge(
+        run=run, query="q", purpose="p", step=step, amount=Fraction(amount), cells=cells, digest="d"
+    )
+
+
+def opened(uri, terms=USER):
+    ledger = Ledger(uri)
+    ledger.open("flu", terms)
+    return ledger
+
+
+def charged(uri):
+    """The steps that were charged, as the server has them."""
+    with closing(Ledger(uri)) as ledger:
+        return [record["step"] for record in ledger.history() if "amount" in record]
+
+
+# The same book
+
+
+def test_the_lines_are_those_of_a_file(tmp_path, postgres, uri, monkeypatch):
+    """Byte for byte, so that one can become the other, and their heads say the same."""
+    monkeypatch.setattr(ledgers, "_now", lambda: "2024-05-01T00:00:00.000+00:00")
+    books = [Ledger(tmp_path / "book"), Ledger(uri)]
+    for ledger in books:
+        ledger.open("flu", USER)
+        ledger.register("flu", "ab" * 16, "plan")
+        for step in range(5):
+            ledger.charge("flu", charge(step))
+    lines = ask(postgres, f"SELECT line FROM {schema_of(uri)}.ledger_lines ORDER BY start")
+
+    assert "".join(f"{line}\n" for (line,) in lines) == (tmp_path / "book").read_text()
+    assert books[0].head() == books[1].head()
+
+
+@some_examples(12, of=1)
+@given(laws.asked(), BOTH)
+def test_it_decides_as_a_file_does(postgres_server, tmp_path_factory, charges, width):
+    """The law of one book: every charge, refusal and balance, also of a second reader."""
+    unit = {1: "event", None: "user"}.get(width, "w_event")
+    terms = dps.Terms(unit=unit, window=width if unit == "w_event" else None, total=1)
+    uri, file = new_uri(postgres_server), Ledger(tmp_path_factory.mktemp("book") / "book")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PGPASSFILE", str(postgres_server.passfile))
+        server = Ledger(uri)
+        patch.setattr(ledgers, "_KEEP", 4)
+        for ledger in (file, server):
+            ledger.open("s", terms)
+            ledger.register("s", laws.RUN, "plan")
+            ledger.begin("s", laws.RUN, "epoch", after="")
+            ledger.reach("s", laws.RUN, 3, ["digest"], epoch="epoch", types="types")
+        for one in charges:
+            assert laws.decision(file, one) == laws.decision(server, one), one
+        other = Ledger(uri)
+        stands = [laws.standing(each, charges) for each in (file, server, other)]
+    assert stands[0] == stands[1] == stands[2]
+    server.close()
+    other.close()
+
+
+def test_a_fixed_run_has_the_golden_digests(tmp_path, uri):
+    """What is published and what is charged is that of a run with a file, also when resumed."""
+    query, found = dps.sql(SINK_QUERY, name="sent"), []
+    source = write_parquet(tmp_path)
+    for name, leave_after in (("whole", None), ("resumed", 12)):
+        folder, ledger = tmp_path / name, f"{uri}_{name}"
+        fixed = {"secret": SECRET, "ledger": ledger, "options": run_options()}
+        places = {"sink": folder / "out", "state": folder / "state"}
+        if leave_after:
+            releases = iter(dps.run(query, source=source, **places, **fixed))
+            list(itertools.islice(releases, leave_after))
+            releases.close()
+        run = dps.run(query, source=source, **places, **fixed).finish()
+        tables = [
+            in_utc(pq.read_table(path)) for path in sorted((folder / "out").glob("*.parquet"))
+        ]
+        rows = [
+            {name: row[name] for name in run.schema.names}
+            for table in tables
+            for row in table.to_pylist()
+        ]
+        found.append(outcome(rows_text(rows), ledger))
+
+    Golden().check("rows/sent", *found)
+
+
+def test_compaction_changes_no_answer(uri, monkeypatch):
+    """The oldest records fold; who has the ledger open, and who comes later, see the same."""
+    monkeypatch.setattr(ledger_store, "LARGE", 0)
+    monkeypatch.setattr(ledgers, "_WORTHWHILE", 1)
+    monkeypatch.setattr(ledgers, "_VERBATIM", timedelta(0))
+    terms = dps.Terms(unit="w_event", window=3, total=Fraction(1))
+    ledger, other = opened(uri, terms), Ledger(uri)
+    heads = []
+    for step in range(40):
+        ledger.charge("flu", charge(step))
+        heads.append(ledger.head())
+        if step in (5, 25):
+            before, seen = ledger.report(), other.report()
+            ledger._look_again = ""
+            ledger.compact()
+            assert ledger.report() == before == seen
+    late = Ledger(uri)
+
+    assert ledger.report() == other.report() == late.report()
+    assert all(one.has(head) for one in (ledger, other, late) for head in heads)
+    assert not late.has((heads[-1][0], "0" * 16))
+    assert not late.has((heads[-1][0] + 9, heads[-1][1]))
+    records = list(late.history())
+    assert len(records) < 40
+    assert any("compacted" in record for record in records)
+    other.charge("flu", charge(40))
+    assert ledger.peak("flu") == other.peak("flu")
+
+
+# Several hosts
+
+
+def test_processes_share_the_last_of_a_budget(uri):
+    """Sixteen sixteenths are charged, whoever is first; every other one is refused."""
+    opened(uri).close()
+
+    def spend(worker):
+        with closing(Ledger(uri)) as ledger:
+            taken = 0
+            for step in range(12):
+                try:
+                    taken += ledger.charge("flu", charge(step, run=f"{worker:032x}"))
+                except BudgetExceeded:
+                    break
+        os._exit(taken)
+
+    workers = [start_fork(lambda worker=worker: spend(worker)) for worker in range(4)]
+    taken = [exit_status(pid) for pid in workers]
+
+    assert sum(taken) == 16 == len(charged(uri))
+    with closing(Ledger(uri)) as ledger:
+        assert ledger.left("flu") == 0
+
+
+def test_a_paused_writer_is_fenced_out(uri, monkeypatch):
+    """A writer that stops in the middle of a charge loses its place, and is checked again."""
+    monkeypatch.setattr(ledger_store, "_PAUSED", "300ms")
+    opened(uri).close()
+    slow, quick = Ledger(uri), Ledger(uri)
+    append, met = PostgresLedger.append, []
+
+    def paused(store, records):
+        append(store, records)
+        if store is slow._journal and not met:
+            met.append(quick.charge("flu", charge(0, "7/8", run="cd" * 16)))
+
+    monkeypatch.setattr(PostgresLedger, "append", paused)
+    with pytest.raises(BudgetExceeded):
+        slow.charge("flu", charge(0, "1/4"))
+
+    assert met == [True]
+    assert slow.left("flu") == quick.left("flu") == Fraction(1, 8)
+    assert slow.charge("flu", charge(0, "1/8"))
+
+
+def test_a_stale_place_cannot_be_written(uri, monkeypatch):
+    """Even a writer that has the lock writes at the head that it has read, or not at all."""
+    first, second = opened(uri), Ledger(uri)
+    offset, tag = second.head()
+    first.charge("flu", charge(0))
+    begin = PostgresLedger._begin
+
+    def stale(store):
+        return begin(store)._replace(offset=offset, tag=tag)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PostgresLedger, "_begin", stale)
+        with (
+            pytest.raises(ServerUnreachable, match="others have written"),
+            second._journal.locked(),
+        ):
+            second._journal.append([{"amount": "1"}])
+
+    assert charged(uri) == [0]
+
+
+def test_a_ledger_of_before_a_fork_is_refused(uri):
+    """A child would speak over its parent's connection."""
+    ledger = opened(uri)
+
+    def use():
+        with pytest.raises(LedgerError, match="before a fork"):
+            ledger.charge("flu", charge(0))
+        ledger.close()
+
+    assert exit_status(start_fork(use)) == 0
+    assert ledger.charge("flu", charge(0))
+
+
+# Lost connections, kills
+
+
+def lost(when, meanwhile=lambda: None):
+    """A commit whose answer never comes, once; `when`: before or after the server has done it."""
+    finish, times = PostgresLedger._finish, itertools.count()
+
+    def failing(store, *given):
+        if next(times):
+            return finish(store, *given)
+        if when == "after":
+            finish(store, *given)
+        store._drop()
+        meanwhile()
+        raise psycopg.OperationalError("the connection is lost")
+
+    return failing
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_an_answer_that_is_lost_is_looked_up(uri, monkeypatch, when):
+    """Whether the server has committed or not, the charge is there once."""
+    ledger = opened(uri)
+    monkeypatch.setattr(PostgresLedger, "_finish", lost(when))
+
+    assert ledger.charge("flu", charge(0)) is True
+    assert charged(uri) == [0]
+    assert ledger.charge("flu", charge(1))
+    assert ledger.left("flu") == Fraction(7, 8)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_others_that_write_meanwhile_are_counted(uri, monkeypatch, when):
+    """What did not get through is checked again, against what others have charged since."""
+    ledger, other = opened(uri), Ledger(uri)
+
+    def meanwhile():
+        other.charge("flu", charge(0, "1/2" if when == "before" else "1/8", run="cd" * 16))
+
+    monkeypatch.setattr(PostgresLedger, "_finish", lost(when, meanwhile))
+    if when == "before":
+        with pytest.raises(BudgetExceeded):
+            ledger.charge("flu", charge(0, "3/4"))
+    else:
+        assert ledger.charge("flu", charge(0, "3/4")) is True
+
+    left = Fraction(1, 2) if when == "before" else Fraction(1, 8)
+    assert ledger.left("flu") == other.left("flu") == left
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_kill_at_the_commit_leaves_all_or_nothing(uri, when):
+    """SIGKILL before the commit: nothing was charged. After it: charged, once for its run."""
+    opened(uri).close()
+    finish = PostgresLedger._finish
+
+    def killed(store, *given):
+        if when == "after":
+            finish(store, *given)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def work():
+        with closing(Ledger(uri)) as ledger:
+            PostgresLedger._finish = killed
+            ledger.charge("flu", charge(0))
+
+    assert exit_status(start_fork(work)) == -signal.SIGKILL
+    with closing(Ledger(uri)) as ledger:
+        assert ledger.charge("flu", charge(0), lambda step: "d") is (when == "before")
+        assert ledger.left("flu") == Fraction(15, 16)
+
+
+def test_a_server_that_restarts_in_a_charge(postgres, uri, monkeypatch):
+    """The charge waits for the server, and is written once."""
+    ledger = opened(uri)
+    monkeypatch.setattr(PostgresLedger, "_finish", lost("before", postgres.restart))
+
+    assert ledger.charge("flu", charge(0))
+    postgres.restart()
+    assert ledger.charge("flu", charge(1))
+    assert charged(uri) == [0, 1]
+
+
+def values(runner, counts):
+    return [one.values.tolist() for one in itertools.chain(*runner.feed(counts))]
+
+
+def test_nothing_is_drawn_while_the_server_is_away(postgres, tmp_path):
+    """A run stops with an error, and goes on with the same noise when the server is back."""
+    uri = new_uri(postgres, patience=0.3)
+    counts = np.arange(8).reshape(8, 1)
+    mechanism = dps.mechanisms.Uniform(epsilon=1, window=4)
+
+    def runner(ledger, state):
+        return dps.Runner(mechanism, secret=SECRET, run_id=RUN, ledger=ledger, state=state)
+
+    with runner(tmp_path / "book", tmp_path / "whole") as whole:
+        expected = values(whole, counts)
+    with runner(uri, tmp_path / "state") as running:
+        published = values(running, counts[:3])
+        with postgres.away(), pytest.raises(ServerUnreachable, match=r"for \d+ s now"):
+            running.step(counts[3])
+    with (
+        postgres.away(),
+        pytest.raises(ServerUnreachable, match="does not answer"),
+        runner(uri, tmp_path / "state"),
+    ):
+        pass
+    with dps.Runner(mechanism, secret=SECRET, ledger=uri, state=tmp_path / "state") as again:
+        published = published[: again.steps_done]
+        published += values(again, counts[again.steps_done :])
+
+    assert published == expected
+
+
+def test_a_kill_anywhere_leaves_the_same_releases(postgres, tmp_path):
+    """Killed at the commit of each record in turn, then run to its end: the same, charged once."""
+    counts = np.arange(6).reshape(6, 1)
+    mechanism = dps.mechanisms.Uniform(epsilon=1, window=3)
+    finish = PostgresLedger._finish
+
+    def run(uri, folder, kill_at=None):
+        times = itertools.count()
+
+        def counted(store, *given):
+            if next(times) == kill_at:
+                if kill_at % 2:
+                    finish(store, *given)
+                os.kill(os.getpid(), signal.SIGKILL)
+            return finish(store, *given)
+
+        PostgresLedger._finish = counted
+        fixed = {} if (folder / "state").exists() else {"run_id": RUN}
+        with dps.Runner(
+            mechanism, secret=SECRET, ledger=uri, state=folder / "state", **fixed
+        ) as runner:
+            for one in itertools.chain(*map(runner.step, counts[runner.steps_done :])):
+                (folder / f"{one.step}").write_text(str(one.values.tolist()))
+
+    def published(folder):
+        return {path.name: path.read_text() for path in folder.iterdir() if path.is_file()}
+
+    expected, book = None, None
+    for kill_at in (None, 0, 1, 3, 4, 8, 11):
+        uri, folder = new_uri(postgres), tmp_path / f"{kill_at}"
+        folder.mkdir()
+        for moment in (kill_at, None):
+            pid = start_fork(lambda p=uri, f=folder, m=moment: run(p, f, m))
+            assert exit_status(pid) == (0 if moment is None else -signal.SIGKILL)
+            if kill_at is None:
+                break
+        with closing(Ledger(uri)) as ledger:
+            spent = [one["step"] for one in ledger.history() if "amount" in one]
+        if kill_at is None:
+            expected, book = published(folder), spent
+        assert {name: text for name, text in published(folder).items() if name.isdigit()} == {
+            name: text for name, text in expected.items() if name.isdigit()
+        }
+        assert spent == book, kill_at
+
+
+# Rolled back, copied, damaged
+
+
+def saved(postgres, uri):
+    """A dump of the ledger's tables, and a function that puts it back."""
+    schema = schema_of(uri)
+    tables = ("ledger", "ledger_head", "ledger_lines")
+    kept = {table: ask(postgres, f"SELECT * FROM {schema}.{table}") for table in tables}
+
+    def restore():
+        with psycopg.connect(postgres.address) as connection:
+            for table, rows in kept.items():
+                connection.execute(f"DELETE FROM {schema}.{table}")
+                marks = ", ".join(["%s"] * len(rows[0]))
+                connection.cursor().executemany(
+                    f"INSERT INTO {schema}.{table} VALUES ({marks})", rows
+                )
+
+    return restore
+
+
+def test_a_rolled_back_database_is_refused(postgres, uri, tmp_path):
+    """By a state that has seen more, and by a process that has it open."""
+    mechanism = dps.mechanisms.Uniform(epsilon=1, window=4)
+
+    def runner():
+        return dps.Runner(mechanism, secret=SECRET, ledger=uri, state=tmp_path / "state")
+
+    with runner() as running:
+        list(running.feed(np.ones((3, 1))))
+        running.save()
+    restore = saved(postgres, uri)
+    with runner() as running:
+        running.step(np.ones(1))
+        running.save()
+    in_use = Ledger(uri)
+    in_use.report()
+    newer = saved(postgres, uri)
+    restore()
+
+    with pytest.raises(StateError, match="rolled back"):
+        runner()
+    with pytest.raises(LedgerError, match="went back while it was in use"):
+        in_use.report()
+    newer()
+    with runner() as running:
+        assert running.steps_done == 4
+
+
+def test_a_copy_is_another_ledger(postgres, uri, tmp_path):
+    """Two copies of a book cannot keep one budget; a copy is taken by adoption only."""
+    mechanism = dps.mechanisms.Uniform(epsilon=1, window=4)
+    with dps.Runner(mechanism, secret=SECRET, ledger=uri, state=tmp_path / "state") as running:
+        running.step(np.ones(1))
+    old, copy = schema_of(uri), f"{schema_of(uri)}_copy"
+    ask(postgres, f"CREATE SCHEMA {copy}")
+    for table in ("ledger", "ledger_head", "ledger_lines"):
+        ask(postgres, f"CREATE TABLE {copy}.{table} AS SELECT * FROM {old}.{table}")
+    elsewhere = uri.replace(old, copy)
+
+    with pytest.raises(StateError, match=f"is not the file that .* is charged to, .*{old}"):
+        dps.Runner(mechanism, secret=SECRET, ledger=elsewhere, state=tmp_path / "state")
+    with pytest.raises(StateError, match=f"another ledger, postgresql://.*{old}; name that one"):
+        dps.Runner(mechanism, secret=SECRET, state=tmp_path / "state")
+
+
+DAMAGE = {
+    "checksum": "UPDATE {0}.ledger_lines SET line = replace(line, '1/16', '1/64')",
+    "damaged after byte": "DELETE FROM {0}.ledger_lines WHERE line LIKE '%\"step\":1}}%'",
+    "records are lost": "DELETE FROM {0}.ledger_lines WHERE line LIKE '%\"step\":3}}%'",
+    "not what its head says": "UPDATE {0}.ledger_head SET tag = '0000000000000000'",
+    "is missing": "DELETE FROM {0}.ledger_head",
+    "is not the ledger that was there": "DELETE FROM {0}.ledger",
+}
+
+
+@pytest.mark.parametrize("words", DAMAGE)
+def test_damage_is_refused(postgres, uri, words):
+    """What is altered or lost is never counted as if nothing were."""
+    ledger = opened(uri)
+    for step in range(4):
+        ledger.charge("flu", charge(step))
+    ledger.close()
+    ask(postgres, DAMAGE[words].format(schema_of(uri)))
+
+    with pytest.raises(LedgerError, match=words):
+        Ledger(uri).report()
+
+
+@pytest.mark.parametrize("lose", ["the end", "the head"])
+def test_repair_takes_it_as_it_is(postgres, uri, lose):
+    """And writes down why."""
+    ledger, schema = opened(uri), schema_of(uri)
+    for step in range(4):
+        ledger.charge("flu", charge(step))
+    if lose == "the end":
+        last = f"(SELECT max(start) FROM {schema}.ledger_lines)"
+        ask(postgres, f"DELETE FROM {schema}.ledger_lines WHERE start = {last}")
+    else:
+        ask(postgres, f"DELETE FROM {schema}.ledger_head")
+    again = Ledger(uri)
+    with pytest.raises(LedgerError, match="dpstream ledger repair"):
+        again.report()
+    again.repair(because="the disk was lost")
+
+    assert again.left("flu") == Fraction(13 if lose == "the end" else 12, 16)
+    assert list(again.history())[-1]["repaired"] == "the disk was lost"
+    assert again.charge("flu", charge(9))
+
+
+# Addresses
+
+
+def test_a_password_in_the_address_is_shown_nowhere(postgres, tmp_path, uri, caplog):
+    """It is refused without its words; the address that is kept and told has none."""
+    told = []
+    for spelling in (
+        uri.replace("dpstream@", f"dpstream:{PASSWORD}@"),
+        f"{uri}&password={PASSWORD}",
+        f"{uri}&sslpassword={PASSWORD}",
+    ):
+        address = as_ledger_place(spelling)
+        told += [str(address), repr(address)]
+        for use in (Ledger, lambda one: as_ledger_place(one).exists() and Ledger(one)):
+            with pytest.raises(InvalidParameter) as refused:
+                use(spelling)
+            told.append(str(refused.value))
+    with dps.Runner(
+        dps.mechanisms.Uniform(epsilon=1, window=4), ledger=uri, state=tmp_path / "state"
+    ) as running:
+        running.step(np.ones(1))
+        told.append(json.dumps(running.ledger.report()))
+    told += [path.read_bytes().decode("latin1") for path in tmp_path.rglob("*.dps")]
+    told.append(caplog.text)
+
+    assert not any(PASSWORD in words for words in told)
+    assert any(schema_of(uri) in words for words in told)
+
+
+def test_looking_makes_no_ledger(postgres, uri):
+    """As with files: only who opens a book makes its tables."""
+    address = LedgerAddress(uri)
+
+    assert not address.exists()
+    assert ask(postgres, "SELECT to_regnamespace(%s)", schema_of(uri)) == [(None,)]
+    opened(uri).close()
+    assert address.exists()
+
+
+def test_other_servers_hold_no_ledger():
+    """A file named mysql: would be a surprise."""
+    with pytest.raises(LedgerError, match="a ledger is a file or in PostgreSQL"):
+        Ledger("mysql://ana:secret@db/books")
+
+
+def test_a_user_without_rights_is_told_so(postgres, uri):
+    """Who may not make the tables, or read them."""
+    ask(postgres, "DROP ROLE IF EXISTS guest")
+    ask(postgres, f"CREATE ROLE guest LOGIN PASSWORD '{PASSWORD}'")
+    postgres.passfile.write_text(f"127.0.0.1:*:*:*:{PASSWORD}\n")
+    guest = uri.replace("dpstream@", "guest@")
+    with pytest.raises(LedgerError, match=r"permission denied.*own the ledger's schema"):
+        Ledger(guest)
+    opened(uri).close()
+    with pytest.raises(LedgerError, match="permission denied"):
+        Ledger(guest)
+
+
+def test_a_commit_waits_for_the_disk(uri, monkeypatch):
+    """Whatever the role or the server have by default."""
+    monkeypatch.setenv("PGOPTIONS", "-c synchronous_commit=off")
+    ledger = opened(uri)
+    setting = ledger._journal._connection.execute("SHOW synchronous_commit").fetchone()
+
+    assert setting == ("on",)
