@@ -46,7 +46,7 @@ from benchmarks.throughput_run import clicks
 from dpstream.connectors.registry import open_source
 from dpstream.engines.spark import bucket_files, tasks
 from dpstream.engines.spark.bucket_files import SharedFiles
-from dpstream.engines.spark.packets import by_number, unpack_packets
+from dpstream.engines.spark.shuffle_rows import by_number, unpack_packets
 from dpstream.engines.spark.tasks import Keys, PublishTask, ReadTask
 from dpstream.errors import StateError
 from dpstream.privacy.state import Secret

@@ -5,6 +5,7 @@ it is skipped and the end of the run lists what was left out; with DPSTREAM_REQU
 whatever its reason, is a failure.
 """
 
+import gc
 import importlib.util
 import os
 import shutil
@@ -26,6 +27,15 @@ KAFKA_JARS = ROOT / ".cache" / "spark-kafka"
 
 os.environ.setdefault("NUMBA_CACHE_DIR", str(ROOT / ".cache" / "numba"))
 os.environ.setdefault("MPLBACKEND", "agg")
+
+gc.set_threshold(50_000)  # collecting the tests makes many objects, and no garbage
+
+IN_MEMORY = Path("/dev/shm")
+"""Where temporary folders of tests are, if there is room: a kill loses nothing there either, and
+the thousands of fsyncs of the suite take no time."""
+_ROOM = 4 << 30
+if os.access(IN_MEMORY, os.W_OK) and shutil.disk_usage(IN_MEMORY).free > _ROOM:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(IN_MEMORY))
 
 settings.register_profile("ci", derandomize=True, deadline=None, database=None)
 settings.load_profile("ci")
@@ -196,6 +206,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Longest files first; those that wait between those that compute."""
     rank = {ROOT / name: number for number, name in enumerate(LONGEST)}
     items.sort(key=lambda item: rank.get(item.path, len(rank)))
+
+
+def pytest_collection_finish() -> None:
+    """Modules and tests stay to the end: the garbage collector need not look at them again."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    """Libraries that count what they leak at the exit find nothing."""
+    gc.unfreeze()
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -47,7 +47,7 @@ class Weak(PooledSpend):
         return super().respond(bucket, epsilon=epsilon / LESS, **asked)
 
 
-def scale_error(mechanism, spend, draws=2000):
+def scale_error(mechanism, spend, draws=1200):
     """How far mean |noise| is from what the calls declared, in standard deviations."""
     total = expected = variance = found = 0
     block = stream(mechanism, 30)
@@ -64,7 +64,7 @@ def scale_error(mechanism, spend, draws=2000):
     return abs(total - expected) / math.sqrt(variance)
 
 
-def choice_error(mechanism, spend, runs=500):
+def choice_error(mechanism, spend, runs=300):
     """How far the scores of what was chosen are from their mean, in standard deviations."""
     total = variance = 0.0
     for number in range(runs):

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpstream.audit.query_replay import record_query, replay_query
 from dpstream.counting.noise_process import KeyedNoise, advance_noise
 from dpstream.group_by.bounding import UnitBucket
 from dpstream.group_by.flow import Flow
@@ -18,6 +17,7 @@ from dpstream.query.query import Query
 from dpstream.query.windows import Cumulate, Hop, Tumble
 from dpstream.rows.row_reader import RowReader
 from tests.support.long import some_examples
+from tests.support.query_replay import record_query, replay_query, replay_units
 
 HOUR = 3600
 VALUES = (
@@ -172,10 +172,10 @@ def one_unit(table, plan, user):
 
 
 def violations(plan, table, *, users=6, **options):
-    found = []
-    for user in sorted(set(table["user"].to_pylist()))[:users]:
-        found += replay_query(plan, table, one_unit(table, plan, user), **options).violations
-    return found
+    names = sorted(set(table["user"].to_pylist()))[:users]
+    units = [one_unit(table, plan, user) for user in names]
+    replays = replay_units(plan, table, units, **options)
+    return [violation for replay in replays for violation in replay.violations]
 
 
 @pytest.mark.parametrize("name", CASES)

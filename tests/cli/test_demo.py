@@ -7,35 +7,31 @@ import pytest
 from rich.console import Console
 
 from dpstream.cli import demo_command
-from dpstream.cli.demo_command import QUICK, Scene, play
+from dpstream.cli.demo_command import QUERY, QUICK, Engine, play
+from tests.support.long import is_long
+from tests.support.processes import until
 
 pytestmark = pytest.mark.timeout(300)  # 15 s on an idle machine
 
-SCENE = Scene(
-    triggers=9,
-    state="killed",
-    index=4,
-    pid=77,
-    clicks=1234,
-    rows=[{"page": "home", "visitors": 50.0, "visitors_stddev": 4.0}],
-    truth={"home": 51, "help": 3},
-)
 
-
-@pytest.fixture(scope="module")
-def played(tmp_path_factory):
-    """One quick tour, and the scenes that were shown."""
-    scenes, folder = [], tmp_path_factory.mktemp("tour")
-    return play(QUICK, folder, scenes.append), scenes, folder
+@pytest.fixture(scope="module", params=[False, True] if is_long() else [False])
+def played(request, tmp_path_factory):
+    """One quick tour, in the long form another one with a page, and the lines told of it."""
+    lines, opened, folder = [], [], tmp_path_factory.mktemp("tour")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(demo_command.webbrowser, "open", opened.append)
+        live = play(QUICK, folder, lambda line, **_: lines.append(line), serve=request.param)
+    assert len(opened) == request.param
+    return live, lines, folder
 
 
 @pytest.fixture
 def told(played, monkeypatch):
-    """The command tells of that tour, scene by scene, without another one."""
-    live, scenes, folder = played
+    """The command tells of that tour, line by line, without another one."""
+    live, lines, folder = played
 
-    def replay(tour, place, show, **_):
-        return [*map(show, scenes), live][-1]
+    def replay(tour, place, tell, **_):
+        return [*map(tell, lines), live][-1]
 
     monkeypatch.setattr(demo_command, "TemporaryDirectory", lambda **_: nullcontext(folder))
     monkeypatch.setattr(demo_command, "play", replay)
@@ -43,16 +39,16 @@ def told(played, monkeypatch):
 
 def test_the_engine_is_killed_and_publishes_the_same_bytes(played):
     """It dies by signal 9, and computes everything since its last snapshot once more."""
-    live, scenes, _ = played
+    live, lines, _ = played
 
     assert live["exit_code"] == -9
     assert live["identical"]
     assert live["repeated"] == list(range(1, live["killed_after"] + 1))
     assert live["killed_after"] >= QUICK.kill_after
-    assert [*dict.fromkeys(scene.state for scene in scenes)] == [
-        "running", "killed", "running again", "over",
-    ]  # fmt: skip
-    assert len({scene.pid for scene in scenes if scene.pid}) == 2
+    marks = ("the engine runs", "kill -9", "the same command again", "the last release is out")
+    assert [mark for line in lines for mark in marks if line.startswith(mark)] == [*marks]
+    numbers = [int(line.split()[1]) for line in lines if line.startswith("release ")]
+    assert numbers == sorted(set(numbers))
 
 
 def test_what_is_published_is_near_the_truth(played):
@@ -104,16 +100,24 @@ def test_a_difference_is_an_error(run, told, monkeypatch):
     assert (done.code, "DIFFER" in done.out, "please report" in done.err) == (1, True, True)
 
 
-def test_a_served_tour_kills_the_worker_and_goes_on(tmp_path, monkeypatch):
-    """The server starts the worker again by itself; the bytes are the same."""
+def test_a_server_starts_its_worker_again_by_itself(tmp_path, monkeypatch):
+    """The process that is killed is the worker; the page stays where it was opened."""
     opened = []
     monkeypatch.setattr(demo_command.webbrowser, "open", opened.append)
+    (tmp_path / "clicks").mkdir()
+    (tmp_path / "pages.sql").write_text(QUERY.format(start="2090-05-01", end="2090-05-01 00:00:10"))
+    engine = Engine(tmp_path, serve=True, triggers=1, patience=60)
+    try:
+        first, server = engine.pid, engine._child.pid
+        engine.kill(first)
+        engine.start()
+        second = until(lambda: engine.pid not in (first, server) and engine.pid)
+    finally:
+        engine.end()
 
-    live = play(QUICK, tmp_path, lambda scene: None, serve=True)
-
+    assert first != server
+    assert second
     assert [address.startswith("http://127.0.0.1:") for address in opened] == [True]
-    assert live["identical"]
-    assert live["repeated"] == list(range(1, live["killed_after"] + 1))
 
 
 def test_a_page_without_its_extra_says_what_to_install(run, monkeypatch):
@@ -125,15 +129,14 @@ def test_a_page_without_its_extra_says_what_to_install(run, monkeypatch):
     assert (done.code, "dpstream[serve]" in done.err, done.out) == (5, True, "")
 
 
-def test_a_terminal_sees_bars_hidden_pages_and_the_kill():
-    """A hidden page has no figure beside its truth, and the truth is marked."""
-    console = Console(width=100, force_terminal=True, color_system=None, record=True)
+def test_a_hidden_page_has_its_truth_alone():
+    """A page that is shown has a figure and a bar beside its truth."""
+    row = {"page": "home", "visitors": 50.0, "visitors_stddev": 4.0}
+    console = Console(width=100, color_system=None)
     with console.capture() as shown:
-        console.print(demo_command.picture(SCENE))
+        console.print(demo_command._pages([row], {"home": 51, "help": 3}))
 
     lines = shown.get().splitlines()
-    assert "release 4 of 9" in lines[0]
-    assert "kill -9 77" in lines[0]
-    assert any("home" in line and "50" in line and "± 8" in line and "█" in line for line in lines)
+    assert "truth (demo only)" in lines[0]
+    assert any("home" in line and "50 ± 8" in line and "█" in line for line in lines)
     assert any(line.split() == ["help", "hidden:", "too", "few", "users", "3"] for line in lines)
-    assert any("truth (demo only)" in line for line in lines)

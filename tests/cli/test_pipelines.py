@@ -193,7 +193,7 @@ def test_a_unit_is_erased_on_request(run, folder, example):
 
 def test_an_interrupt_stops_in_order_and_the_next_run_goes_on(run, folder, example):
     """Exit code 130, a line how to go on; afterwards every trigger was published once."""
-    minutes = EXAMPLE.replace("INTERVAL '1' HOUR", "INTERVAL '5' MINUTE")
+    minutes = EXAMPLE.replace("INTERVAL '1' HOUR", "INTERVAL '10' MINUTE")
     example.write_text(minutes.replace('"out/", "out.sqlite"', '"out/"'))
     process = child("run", "pipeline.toml")
     first = process.stdout.readline()
@@ -204,13 +204,13 @@ def test_an_interrupt_stops_in_order_and_the_next_run_goes_on(run, folder, examp
     assert process.returncode == 130
     assert "stopping at the next occasion; once more to leave at once" in told
     assert "not finished; go on with: dpstream run pipeline.toml" in told
-    assert 0 < len(before) < 288
+    assert 0 < len(before) < 144
     again = run("run", "pipeline.toml")
     assert again.code == 0
     assert "for 'pages'" not in again.err
     after = [line for line in again.out.splitlines() if line.startswith("pages, ")]
-    assert len(before) + len(after) == 288
-    assert len(list((folder / "out").glob("pages-*.parquet"))) == 288
+    assert len(before) + len(after) == 144
+    assert len(list((folder / "out").glob("pages-*.parquet"))) == 144
 
 
 def test_a_second_signal_leaves_at_once():

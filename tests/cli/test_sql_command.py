@@ -10,7 +10,7 @@ import pyarrow.csv as pcsv
 import pyarrow.parquet as pq
 import pytest
 
-from dpstream.cli.releases import as_json
+from dpstream.cli.print_releases import as_json
 from dpstream.connectors.files.source import Files
 from dpstream.data.clicks import clicks
 

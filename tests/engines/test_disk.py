@@ -7,6 +7,7 @@ import pytest
 
 from benchmarks.recovery_child import watched
 from dpstream.errors import DpstreamError, LedgerError, StateError
+from tests.support.long import is_long
 from tests.support.runs import SHORT, charges, published, start, table, whole, write
 
 _TAKES_SPACE = ("pwrite", "fsync", "mkdir", "link", "replace")
@@ -36,7 +37,7 @@ def attempt(place):
 
 @pytest.fixture(
     scope="module",
-    params=[(errno.ENOSPC, 2), (errno.EACCES, 9), (errno.EIO, 9)],
+    params=[(errno.ENOSPC, 2 if is_long() else 7), (errno.EACCES, 9), (errno.EIO, 9)],
     ids=["full", "forbidden", "broken"],
 )
 def failures(request, tmp_path_factory):

@@ -33,8 +33,8 @@ from tests.support.runs import (
     write,
 )
 
-STRIDE = 1 if is_long() else 4
-"""`make long` kills before every operation on the disk, `make test` before each fourth one."""
+STRIDE = 1 if is_long() else 6
+"""`make long` kills before every operation on the disk, `make test` before each sixth one."""
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from dpstream.engines.spark import bucket_files
 from dpstream.engines.spark.bucket_files import DriverProgress, SharedFiles
 from dpstream.engines.spark.driver import Intake
 from dpstream.engines.spark.jobs import _collect
-from dpstream.engines.spark.packets import Shape
+from dpstream.engines.spark.shuffle_rows import Shape
 from dpstream.engines.spark.tasks import ShippedPlan, TaskFailed, translate_error
 from dpstream.errors import InvalidParameter, MissingDependency, NoiseReuse, StateError
 from dpstream.group_by.flow import Flow

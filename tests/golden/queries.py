@@ -10,6 +10,7 @@ import sqlite3
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ ROWS, USERS = 1400, 260
 START = datetime(2024, 5, 1, tzinfo=UTC)
 
 
+@cache
 def log():
     """A day of clicks in no order; users of all sizes, late rows, values beyond bounds, NULLs."""
     numbers = _numbers()

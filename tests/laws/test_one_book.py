@@ -17,7 +17,7 @@ from dpstream.mechanisms.runner import Runner
 from dpstream.privacy.ledger.charges import Cells, Charge, Terms
 from dpstream.privacy.ledger.ledger import Ledger
 from tests.laws.cases import worst_loss
-from tests.support.long import some_examples
+from tests.support.long import part_of, some_examples
 from tests.support.processes import run_python
 
 RUN = "ab" * 16
@@ -280,7 +280,7 @@ class World:
         os.waitpid(pid, 0)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(part_of(20, of=2)))
 def test_no_interleaving_admits_more_than_the_book(tmp_path, seed):
     """Runs, threads, processes, saves, loads and restarts, against a brute-force ledger."""
     world, done = World(seed, tmp_path), []

@@ -14,6 +14,7 @@ from dpstream.query.aggregates import Sum
 from dpstream.query.windows import Tumble
 from tests.laws.queries import HOUR, LATE, OTHERS, Z, busy, query_of, run_of
 from tests.support.fixed import RUN, SECRET
+from tests.support.long import is_long
 
 
 @pytest.fixture(scope="module")
@@ -49,8 +50,11 @@ class CrashingSink(ListSink):
 
 
 def test_a_restart_at_any_step_gives_the_same_tables(whole, tmp_path):
-    """Killed before any table is out, a run goes on from its state and publishes the same."""
-    for cut in range(len(whole)):
+    """Killed before any table is out, a run goes on from its state and publishes the same.
+
+    `make test` kills before each third table, `make long` before every one.
+    """
+    for cut in range(0, len(whole), 1 if is_long() else 3):
         first, second = CrashingSink(cut), ListSink()
         with pytest.raises(Killed):
             list(run_of(LATE, busy(), sink=first, folder=tmp_path / str(cut), every=3))

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpstream.errors import InvalidParameter
-from dpstream.group_by.kept_share import kept_share
+from dpstream.group_by.debias import kept_share
 from dpstream.group_by.release_table import answer_columns
 from dpstream.query.aggregates import (
     Avg,

@@ -78,7 +78,7 @@ class PooledSpend:
 
     def normals(self, *_: Any, **__: Any) -> Reals:
         """Refused: keyed noise is at addresses, so it is audited through whole queries."""
-        raise InvalidParameter("mechanisms over keys are audited as queries (see query_replay)")
+        raise InvalidParameter("mechanisms over keys are audited as queries: see QueryRuns")
 
     def cover(self, amount: Fraction, *, last: int, purpose: str = "cover") -> Cover:
         """Not charged."""

@@ -2,9 +2,10 @@
 
 Why a group is as good as a run: nothing is shared between groups but public numbers. A unit's rows
 are bounded by its own rows; a group's sums, its noise (addressed by its id) and its threshold see
-no other group. `audit/query_replay.py` checks exactly that for any query and data: a unit changes
-no draw, no sum and no answer of a group that it is not in. Each run here has groups and units of
-its own, so its outputs are independent of the others' and have the law of a query over them alone.
+no other group. `tests/audit/test_query_replay.py` checks exactly that for many queries and data: a
+unit changes no draw, no sum and no answer of a group that it is not in. Each run here has groups
+and units of its own, so its outputs are independent of the others' and have the law of a query over
+them alone.
 Where totals of windows are published (debias), all groups of a window share them; a run then is a
 window, with units that renew every window, and what it shows begins with the share of rows kept.
 

@@ -10,7 +10,7 @@ import typer
 from typer import Argument, Option
 
 from dpstream.cli.output import INTERRUPTED, note, wants_json
-from dpstream.cli.releases import about, as_json, in_words, show
+from dpstream.cli.print_releases import about, as_json, in_words, show
 from dpstream.cli.watch import (
     Stopper,
     charged_runs,

@@ -22,7 +22,7 @@ from dpstream.cli.command_options import (
     tell_storage,
 )
 from dpstream.cli.output import INTERRUPTED, AsJson, note, print_json
-from dpstream.cli.releases import about, show
+from dpstream.cli.print_releases import about, show
 from dpstream.cli.watch import (
     Books,
     Stopper,

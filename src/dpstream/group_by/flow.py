@@ -22,9 +22,9 @@ import numpy as np
 import pyarrow as pa
 
 from dpstream.group_by.bounding import KeepMask, UnitBucket
+from dpstream.group_by.debias import Totals, count_offered
 from dpstream.group_by.groups import GroupBucket
 from dpstream.group_by.hash_tables import HashTable, in_buckets
-from dpstream.group_by.kept_share import Totals, count_offered
 from dpstream.group_by.key_selection import Passes, end_rounds, passes, select_keys
 from dpstream.group_by.perturb import NoisySums, TableOrder, perturb, thin_out
 from dpstream.group_by.release_table import ReleaseTables

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from scipy.stats import norm
+from scipy.special import ndtri
 
 from dpstream.connectors.encode import csv, jsonl, simple_column, with_numbers
 from dpstream.records import Integers, Reals
@@ -355,7 +355,7 @@ def order_threshold(pairs: int) -> float:
     >>> round(order_threshold(1), 2), round(order_threshold(20), 2)
     (1.96, 3.02)
     """
-    return float(norm.isf((1 - CONFIDENCE) / 2 / max(pairs, 1)))
+    return -float(ndtri((1 - CONFIDENCE) / 2 / max(pairs, 1)))
 
 
 def _reals(segment: Segment, name: str) -> Reals:

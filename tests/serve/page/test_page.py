@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from dpstream.cli.releases import with_margin
+from dpstream.cli.print_releases import with_margin
 from tests.serve.page.conftest import DESKTOP, PHONE, until
 from tests.serve.page.logs import LATE_PAGE, PAGES
 

@@ -20,8 +20,8 @@ import pyarrow as pa
 from dpstream.engines.embedded.snapshots import Snapshots, erase_unit
 from dpstream.engines.embedded.step_rows import LiveInput, RunInput
 from dpstream.engines.query_run import QueryRun
+from dpstream.engines.release_sender import MOST_PENDING, Sender
 from dpstream.engines.run_storage import START_CHAIN, step_content
-from dpstream.engines.sender import MOST_PENDING, Sender
 from dpstream.errors import InvalidParameter
 from dpstream.group_by.bounding import StepRows
 from dpstream.group_by.flow import BoundedRows, Flow

@@ -24,8 +24,8 @@ import pyarrow as pa
 
 from dpstream.engines.embedded.step_rows import RunInput
 from dpstream.engines.query_run import Run
+from dpstream.engines.release_sender import explain_sink_error
 from dpstream.engines.run_storage import keep_types, known_types, run_tag
-from dpstream.engines.sender import explain_sink_error
 from dpstream.errors import LedgerError, StateError
 from dpstream.group_by.release_table import series_schema, series_table
 from dpstream.group_by.series_counts import StepCounts

@@ -28,7 +28,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import fs
 
-from dpstream.engines.spark.packets import Shape, numbers
+from dpstream.engines.spark.shuffle_rows import Shape, numbers
 from dpstream.engines.state_delta import Owner, Watermarks, extract, is_wasteful, owners, restore
 from dpstream.errors import NoiseReuse, StateError
 from dpstream.group_by.flow import Flow

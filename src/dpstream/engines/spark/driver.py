@@ -22,8 +22,8 @@ from dpstream.engines.chunks import OperatorCounts, first_types
 from dpstream.engines.clock import OverdueTriggers
 from dpstream.engines.embedded.step_rows import check_columns
 from dpstream.engines.query_run import QueryRun
+from dpstream.engines.release_sender import Sender
 from dpstream.engines.run_storage import step_content
-from dpstream.engines.sender import Sender
 from dpstream.engines.spark.bucket_files import (
     DriverProgress,
     SharedFiles,

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from dpstream.engines.spark import tasks
 from dpstream.engines.spark.bucket_files import DriverProgress, SharedFiles
-from dpstream.engines.spark.packets import IN_SPARK, Shape, ids, numbers, unpack_packets
+from dpstream.engines.spark.shuffle_rows import IN_SPARK, Shape, ids, numbers, unpack_packets
 from dpstream.engines.spark.spark_engine import FrameSource, arrow_schema
 from dpstream.engines.spark.tasks import Keys, PublishTask, ReadTask, ShippedPlan, Task, Work
 from dpstream.errors import StateError

@@ -26,7 +26,7 @@ import pyarrow as pa
 from dpstream import errors
 from dpstream.engines.spark import bucket_files
 from dpstream.engines.spark.bucket_files import Chain, SharedFiles, Waiting
-from dpstream.engines.spark.packets import (
+from dpstream.engines.spark.shuffle_rows import (
     Shape,
     by_number,
     ids,

@@ -7,7 +7,7 @@ from itertools import chain
 import pyarrow as pa
 import pytest
 
-from dpstream.engines.sender import Sender
+from dpstream.engines.release_sender import Sender
 from dpstream.errors import StateError
 from dpstream.group_by.flow import Publication
 from dpstream.query.schedule import DueRelease

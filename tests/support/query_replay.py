@@ -222,10 +222,21 @@ def replay_query(
     Those must be all rows of one unit: of one user, within one period if the query has periods.
     The same pair of runs shows what adding the unit does. `options`: those of `run_plan`.
     """
-    without = table.filter(pa.array([not gone for gone in unit], pa.bool_()))
-    less = record_query(plan, without, **options)
-    more = record_query(plan, table, **options, frozen=less.ends if plan.query.in_rounds else None)
-    return compare(plan, more, less)
+    return replay_units(plan, table, [unit], **options)[0]
+
+
+def replay_units(
+    plan: NoisePlan, table: pa.Table, units: Sequence[Sequence[bool]], **options: Any
+) -> list[QueryReplay]:
+    """`replay_query` for each of these units; what all of them share is run once."""
+    whole = None if plan.query.in_rounds else record_query(plan, table, **options)
+    replays = []
+    for unit in units:
+        without = table.filter(pa.array([not gone for gone in unit], pa.bool_()))
+        less = record_query(plan, without, **options)
+        more = whole or record_query(plan, table, **options, frozen=less.ends)
+        replays.append(compare(plan, more, less))
+    return replays
 
 
 def compare(plan: NoisePlan, more: Recording, less: Recording) -> QueryReplay:
