@@ -28,6 +28,7 @@ from dpstream.privacy.amounts import as_text, positive, show
 from dpstream.privacy.ledger.charges import Terms
 from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.ledger.refusals import amount_in_words, as_epsilon, promise_in_words
+from dpstream.privacy.ledger.store import LedgerPlace
 from dpstream.privacy.query_spend import QuerySpend
 from dpstream.privacy.state import MemoryWindowKeys
 from dpstream.privacy.state.run_directory import is_charged
@@ -91,7 +92,7 @@ class PlannedBook:
     """One book with all that would be charged to it."""
 
     dataset: str
-    ledger: Path
+    ledger: LedgerPlace
     terms: Terms
     before: Fraction
     """Spent by runs that are not the pipeline's."""

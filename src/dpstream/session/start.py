@@ -329,7 +329,7 @@ def look(
 def would_fit(
     queries: Sequence[tuple[AnyQuery, Path | None]],
     *,
-    ledger: Ledger | str | Path | None,
+    ledger: GivenLedger,
     dataset: str,
     terms: Terms | None = None,
 ) -> tuple[str, list[str]]:
