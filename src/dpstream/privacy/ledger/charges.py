@@ -297,9 +297,8 @@ class KnownRun:
         elif "epoch" in record:
             self.epoch = record["epoch"]
         elif "reached" in record:
-            last, digests = record["reached"], record["digests"]
-            digests = digests.split() if isinstance(digests, str) else digests  # folded
-            self.digests.update(enumerate(digests, start=last + 1 - len(digests)))
+            last, digests = record["reached"], digests_by_step(record)
+            self.digests.update(digests)
             self.reached, self.types = max(self.reached, last), record["types"]
             while len(self.digests) > max(RECENT, len(digests)):
                 del self.digests[next(iter(self.digests))]
@@ -332,6 +331,13 @@ class KnownRun:
         if self.erasure is not None:
             facts.append({"erasure": self.erasure[0], "digest": self.erasure[1]})
         return [{"dataset": self.dataset, "run": run} | fact for fact in facts]
+
+
+def digests_by_step(record: Record) -> dict[int, str]:
+    """The digests of a record that says how far a run has come."""
+    digests = record["digests"]
+    digests = digests.split() if isinstance(digests, str) else digests  # folded
+    return dict(enumerate(digests, start=record["reached"] + 1 - len(digests)))
 
 
 def is_about_run(record: Record) -> bool:

@@ -33,7 +33,13 @@ from dpstream.errors import (
 )
 from dpstream.privacy.amounts import GRID
 from dpstream.privacy.ledger.balance import Book, DigestAt, report
-from dpstream.privacy.ledger.charges import Charge, KnownRun, Terms, is_about_run
+from dpstream.privacy.ledger.charges import (
+    Charge,
+    KnownRun,
+    Terms,
+    digests_by_step,
+    is_about_run,
+)
 from dpstream.privacy.ledger.compaction import fold
 from dpstream.privacy.ledger.refusals import in_words, protection, refuse_overspend
 from dpstream.privacy.state.journal import Journal, Record, this_process
@@ -218,15 +224,39 @@ class Ledger:
             self._note(dataset, run, epoch=epoch)
 
     def reach(
-        self, dataset: str, run: str, last: int, digests: list[str], *, epoch: str, types: str
+        self,
+        dataset: str,
+        run: str,
+        last: int,
+        digests: list[str],
+        *,
+        epoch: str,
+        types: str,
+        positions: Any = None,
     ) -> None:
         """Note the input of the steps up to `last`, before noise is drawn for them.
 
-        Refused if another process has begun an epoch of the run since `epoch`.
+        `positions`: how far a live source was read by `last`; a backup that is put back reads to
+        there again. Refused if another process has begun an epoch of the run since `epoch`.
         """
         with self._locked():
             self._refuse_overtaken(run, epoch)
-            self._note(dataset, run, reached=last, types=types, digests=digests)
+            where = {} if positions is None else {"positions": {str(last): positions}}
+            self._note(dataset, run, reached=last, types=types, digests=digests, **where)
+
+    def steps_of(self, run: str) -> tuple[dict[int, str], dict[int, Any]]:
+        """The digest of every step of a run that the file still has, and positions by step."""
+        with self._locked():
+            if self._journal is None:
+                return dict(self._known(run).digests), {}
+            digests: dict[int, str] = {}
+            positions: dict[int, Any] = {}
+            for record in self._read_all():
+                if record.get("run") == run and "reached" in record:
+                    digests |= digests_by_step(record)
+                    told = record.get("positions", {})
+                    positions |= {int(step): moved for step, moved in told.items()}
+            return digests, positions
 
     def note_windows(
         self, dataset: str, run: str, *, minted: int, final: int, epoch: str | None
@@ -259,6 +289,11 @@ class Ledger:
         """Note that somebody vouches for a directory, or ledger, that was moved."""
         with self._locked():
             self._note(dataset, run, adopted=because, who=who)
+
+    def note_restore(self, dataset: str, run: str, *, because: str, who: str, **facts: Any) -> None:
+        """Note that a run goes on from a backup, and what of it is lost."""
+        with self._locked():
+            self._note(dataset, run, restored=because, who=who, **facts)
 
     # The file
 

@@ -85,6 +85,11 @@ class RunDirectory:
         dataset: str = self.about["dataset"]
         return dataset
 
+    @property
+    def abandoned(self) -> tuple[range, ...]:
+        """Windows that are never published again: a backup was put back that lacks their keys."""
+        return tuple(range(first, end) for first, end in self.about.get("abandoned", []))
+
     def record(self, step: int, digests: list[bytes], *, positions: Any = None) -> None:
         """Make the input of `step` and those after it durable: first in the log, then the ledger.
 
@@ -97,7 +102,8 @@ class RunDirectory:
             new = [digest.hex() for digest in digests[self._reached - last :]]
             types = types_digest(self.log.types[-1] if self.log.types else b"")
             run = self.run.hex()
-            self.ledger.reach(self.dataset, run, last, new, epoch=self._epoch, types=types)
+            about = {"epoch": self._epoch, "types": types, "positions": positions}
+            self.ledger.reach(self.dataset, run, last, new, **about)
             self._reached = last
 
     def begin(self) -> None:
@@ -484,6 +490,59 @@ def adopt(folder: Path, *, ledger: Ledger, because: str, who: str) -> About:
     return adopted
 
 
+@dataclass(frozen=True, kw_only=True)
+class RestoredRun:
+    """How a run goes on from a backup."""
+
+    about: About
+    logged: int
+    """Steps that the backup's log has."""
+    told: int
+    """Steps that the ledger was told of: those in between are read and published again."""
+    final: range
+    """Windows that were over since the backup: published to their ends, and not again."""
+    lost: tuple[int, ...]
+    """Windows whose keys were made since the backup: nothing more is published of them."""
+
+
+def restore_run(folder: Path, *, ledger: Ledger, because: str, who: str) -> RestoredRun:
+    """Go on from an older copy of a directory, whose newest state is lost; the ledger is not.
+
+    The log takes the digests of the steps that it lacks from the ledger, so that a step is drawn
+    again only for the rows that it had (and from where it had read them, if they are live). Keys
+    that are gone, or that the copy does not have, are given up with their windows. A new epoch
+    fences every other copy. What cannot be repeated for certain is refused.
+    """
+    about = read_about(folder)
+    if about is None:
+        raise StateError(f"{folder} holds no run; name the directory that has its run.dps")
+    run, dataset, nothing = about["run"].hex(), about["dataset"], Secret(bytes(32))
+    known = ledger.known(run)
+    with closing(InputLog(folder / about["log"], run=about["run"])) as log:
+        directory = RunDirectory(
+            folder=folder, about=about, secret=nothing, ledger=ledger, log=log
+        )
+        _compare(directory, older=True)
+        logged, epoch = log.last + 1, mint_run_id().hex()
+        _take_from_ledger(directory, *ledger.steps_of(run), reached=known.reached)
+        final, lost = range(0), list[int]()
+        if known.minted:
+            keys = WindowKeys(folder / "windows", nothing, run=about["run"])
+            final = range(keys.final, max(keys.final, known.final))
+            lost = keys.abandon(minted=known.minted, final=known.final)
+        gone = [[final.start, final.stop], *([window, window + 1] for window in lost)]
+        own = {"own ledger": _is_own(folder, ledger), "ledger place": str(ledger.place)}
+        about = about | {"ledger": ledger.identity()} | own
+        about["abandoned"] = [*about.get("abandoned", []), *(r for r in gone if r[0] < r[1])]
+        log.begin(epoch)
+        ledger.begin(dataset, run, epoch, after=known.epoch)
+        ledger.note_restore(dataset, run, because=because, who=who, told=known.reached, lost=lost)
+        write_packed(folder / "run.dps", about, kind="run")
+    return RestoredRun(
+        about=about, logged=logged, told=known.reached + 1, final=final, lost=tuple(lost)
+    )
+
+
 def refuse_moved(folder: Path, about: About, ledger: Ledger) -> None:
     """The ledger must be the file that the run is charged to, not a copy of it."""
     if ledger.replaces(about["ledger"]):
@@ -515,8 +574,11 @@ def refuse_rolled_back(
         )
 
 
-def _compare(directory: RunDirectory) -> None:
-    """The log and the ledger must tell the same story, as far as the ledger knows it."""
+def _compare(directory: RunDirectory, *, older: bool = False) -> None:
+    """The log and the ledger must tell the same story, as far as the ledger knows it.
+
+    `older`: as far as the log goes.
+    """
     folder, ledger, log = directory.folder, directory.ledger, directory.log
     known = ledger.known(directory.run.hex())
     if log.ledger_head is not None:
@@ -526,21 +588,25 @@ def _compare(directory: RunDirectory) -> None:
             f"the ledger {ledger.path} knows nothing of the run in {folder}, which was charged; "
             f"restore it, or {ANEW}"
         )
-    if known.epoch and known.epoch not in log.epochs:
+    if known.epoch and known.epoch not in log.epochs and not older:
         raise StateError(
             f"{folder} is older than what {ledger.path} has seen of its run: it was rolled back, "
             "or another copy of it has gone on since; the same noise could meet other data; use "
-            f"the newest one, or {ANEW}"
+            "the newest one; or if that is lost, put a backup back (dpstream state backup) with "
+            f"dpstream state restore; or {ANEW}"
         )
     if known.types and known.types not in map(types_digest, log.types):
         raise StateError(
             f"{folder / directory.about['log']} has lost the types of unit and keys; restore it, "
             f"or {ANEW}"
         )
-    _take_from_ledger(directory, known.digests, known.reached)
+    if not older:
+        _take_from_ledger(directory, known.digests, {}, reached=known.reached)
 
 
-def _take_from_ledger(directory: RunDirectory, digests: dict[int, str], reached: int) -> None:
+def _take_from_ledger(
+    directory: RunDirectory, digests: dict[int, str], positions: dict[int, Any], *, reached: int
+) -> None:
     """Give the log the steps that it lacks; refuse what differs, and what cannot be read again."""
     folder, log = directory.folder, directory.log
     other = f"{folder} is not the state that {directory.ledger.path} has seen of its run"
@@ -549,11 +615,17 @@ def _take_from_ledger(directory: RunDirectory, digests: dict[int, str], reached:
         if logged is not None and logged.hex() != digest:
             raise StateError(f"{other}: step {step} has read something else; {ANEW}")
     missing = range(log.last + 1, reached + 1)
-    if not missing:
-        return
-    if log.positions or missing[0] not in digests:
+    live = log.last in log.positions or bool(positions)
+    unknown = [s for s in missing if s not in digests or (live and s not in positions)]
+    if unknown:
         raise StateError(
             f"{folder / directory.about['log']} has lost its end: {len(missing)} steps were "
-            f"published since, and what they have read is not known; restore it, or {ANEW}"
+            f"published since, and what {len(unknown)} of them have read is not known (the first: "
+            f"step {unknown[0]}); restore it, or {ANEW}"
         )
-    log.record(missing[0], [bytes.fromhex(digests[step]) for step in missing])
+    taken = [bytes.fromhex(digests[step]) for step in missing]
+    if not live:
+        log.record(log.last + 1, taken)
+        return
+    for step, digest in zip(missing, taken, strict=True):
+        log.record(step, [digest], positions=positions[step])

@@ -110,6 +110,28 @@ class WindowKeys:
             minted, final = self.minted, self.final
         self._witness(minted, final)
 
+    def abandon(self, *, minted: int, final: int) -> list[int]:
+        """Give up the windows that an older folder lacks: no key is made for them again.
+
+        `minted`, `final`: as the newest folder had them. Keys that were erased since are erased
+        first. Returns the windows that were open then and have lost their keys.
+        """
+        with self._locked():
+            self._write("final", max(final, self.final))
+            for window in [w for w in self._key_files() if w < final]:
+                erase(self._key_file(window))
+            for path in self._folder.glob("*.erased"):
+                if int(path.stem) < final:
+                    path.unlink()
+            lost = [w for w in range(max(self.minted, final), minted) if not self._is_erased(w)]
+            for window in lost:
+                create_exclusive(self._tombstone(window), self._tag)
+                with suppress(FileNotFoundError):  # a key that was made and never used
+                    erase(self._key_file(window))
+            self._write("minted", max(minted, self.minted))
+            self._fold()
+            return lost
+
     def open_windows(self) -> list[int]:
         """Windows whose key still exists, in order."""
         return sorted(window for window in self._key_files() if not self._is_erased(window))
