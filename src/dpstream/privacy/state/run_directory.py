@@ -363,7 +363,7 @@ def keep_book(ledger: Ledger, folder: Path) -> None:
     if about is None:
         ledger.persist(folder / "ledger")
     else:
-        place = _ledger_place(folder, about)
+        place = ledger_place(folder, about)
         _refuse_missing(place)
         Ledger(place).close()
         ledger.persist(place)
@@ -377,7 +377,7 @@ def open_ledger(folder: Path, about: About | None, given: GivenLedger) -> Ledger
         return given
     if about is None:
         return Ledger(given or folder / "ledger")
-    place = _ledger_place(folder, about)
+    place = ledger_place(folder, about)
     if given is not None:
         if not Path(given).exists():
             raise StateError(
@@ -399,7 +399,7 @@ def _refuse_missing(ledger: Path) -> None:
         raise StateError(f"{ledger} is missing, and its run may be charged; restore it, or {ANEW}")
 
 
-def _ledger_place(folder: Path, about: About) -> Path:
+def ledger_place(folder: Path, about: About) -> Path:
     """Where the ledger of a begun run is: in its directory, wherever that is now, or outside."""
     return folder / "ledger" if about["own ledger"] else Path(about["ledger place"])
 
@@ -505,8 +505,12 @@ class RestoredRun:
     """Windows whose keys were made since the backup: nothing more is published of them."""
 
 
-def restore_run(folder: Path, *, ledger: Ledger, because: str, who: str) -> RestoredRun:
+def restore_run(
+    folder: Path, *, ledger: Ledger, home: Path, book: Path | str, because: str, who: str
+) -> RestoredRun:
     """Go on from an older copy of a directory, whose newest state is lost; the ledger is not.
+
+    `home`, `book`: where the two will be when a run is started there.
 
     The log takes the digests of the steps that it lacks from the ledger, so that a step is drawn
     again only for the rows that it had (and from where it had read them, if they are live). Keys
@@ -519,9 +523,7 @@ def restore_run(folder: Path, *, ledger: Ledger, because: str, who: str) -> Rest
     run, dataset, nothing = about["run"].hex(), about["dataset"], Secret(bytes(32))
     known = ledger.known(run)
     with closing(InputLog(folder / about["log"], run=about["run"])) as log:
-        directory = RunDirectory(
-            folder=folder, about=about, secret=nothing, ledger=ledger, log=log
-        )
+        directory = RunDirectory(folder=folder, about=about, secret=nothing, ledger=ledger, log=log)
         _compare(directory, older=True)
         logged, epoch = log.last + 1, mint_run_id().hex()
         _take_from_ledger(directory, *ledger.steps_of(run), reached=known.reached)
@@ -531,7 +533,7 @@ def restore_run(folder: Path, *, ledger: Ledger, because: str, who: str) -> Rest
             final = range(keys.final, max(keys.final, known.final))
             lost = keys.abandon(minted=known.minted, final=known.final)
         gone = [[final.start, final.stop], *([window, window + 1] for window in lost)]
-        own = {"own ledger": _is_own(folder, ledger), "ledger place": str(ledger.place)}
+        own = {"own ledger": book == home / "ledger", "ledger place": str(book)}
         about = about | {"ledger": ledger.identity()} | own
         about["abandoned"] = [*about.get("abandoned", []), *(r for r in gone if r[0] < r[1])]
         log.begin(epoch)
@@ -556,7 +558,7 @@ def refuse_moved(folder: Path, about: About, ledger: Ledger) -> None:
         )
     raise StateError(
         f"the ledger {ledger.path} is not the file that {folder} is charged to, "
-        f"{_ledger_place(folder, about)}; name that one; or {ANEW}; if it is the same ledger, "
+        f"{ledger_place(folder, about)}; name that one; or {ANEW}; if it is the same ledger, "
         f"moved here: {way_out}"
     )
 
