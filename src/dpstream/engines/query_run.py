@@ -309,7 +309,7 @@ class QueryRun(Run):
                 "too: rows that are complete belong in a file"
             )
         self._begin(kept)
-        self.plan = plan_query(self.query)
+        self.plan = plan_query(self.query, None if kept is None else kept["facts"]["counters"])
         self.query = self.plan.query
 
     @property

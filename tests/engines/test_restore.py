@@ -1,0 +1,309 @@
+"""A state that was lost goes on from a backup: the same releases, no second charge, or refused."""
+
+import itertools
+import shutil
+from threading import Thread
+
+import pyarrow as pa
+import pytest
+
+import dpstream as dps
+from dpstream.errors import DpstreamError, NoiseReuse, RowsLost, StateError
+from dpstream.privacy.state.backup import Restoration, back_up, runs_in
+from dpstream.privacy.state.inspection import find_faults
+from dpstream.privacy.state.run_directory import read_about
+from dpstream.privacy.state.secret import Secret
+from tests.support import lost_files
+from tests.support.fixed import SECRET
+from tests.support.live_runs import (
+    LAST,
+    TIMES,
+    Pipe,
+    ScriptedClock,
+    arrivals,
+    lines,
+    start_live,
+)
+from tests.support.long import is_long
+from tests.support.lost_files import STEPS, Grouped, Series, Stepped, rows, some
+from tests.support.runs import options, published
+
+KINDS = {"group by": Grouped(), "series": Series(), "runner": Stepped()}
+PLACES = [(s, t) for s in range(1, STEPS) for t in range(s, STEPS + 1)]
+if not is_long():
+    PLACES = [(1, 3), (2, 5), (3, 6), (5, 6)]
+
+
+def put_back(source, folder, **more):
+    return Restoration(folder=folder, because="a test", who="ann", **more).restore(source)
+
+
+def lose(place, kind, s, t, ledger):
+    """What was shown by t steps, the newest state lost; a backup was taken after s, on the way."""
+    running = kind.start(place / "state", ledger, 0)
+    shown = [kind.shown(one) for one in itertools.islice(running, s)]
+    back_up(place / "state", place / "backup.tar")
+    shown += [kind.shown(one) for one in itertools.islice(running, t - s)]
+    running.close()
+    shutil.rmtree(place / "state")
+    return dict(shown)
+
+
+def spent(ledger):
+    with_ledger = dps.Ledger(ledger)
+    found = [(each["spent"], each["left"]) for each in with_ledger.report()]
+    with_ledger.close()
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("s", "t"), PLACES)
+def test_a_restored_run_shows_what_was_shown_and_pays_nothing(tmp_path, kind, s, t):
+    """On another path, from any step to any other; what it cannot show again is listed."""
+    run, book = KINDS[kind], tmp_path / "book"
+    shown = lose(tmp_path, run, s, t, book)
+    before = spent(book)
+    (restored,) = put_back(tmp_path / "backup.tar", tmp_path / "new").values()
+    after = some(run, tmp_path / "new", book, STEPS)
+
+    assert all(after[key] == shown[key] for key in after.keys() & shown.keys())
+    assert restored.told >= t
+    left_out = STEPS - len(shown | after)
+    if kind == "group by":
+        assert (left_out > 0) == bool(restored.lost and t < STEPS)
+        assert spent(book) == before
+    else:
+        assert left_out == 0
+    assert find_faults(tmp_path / "new", secret=Secret.of(SECRET)) == []
+
+
+def alter(table, hour, how):
+    """Change one row of an hour."""
+    columns = {name: table[name].to_pylist() for name in table.column_names}
+    row = next(n for n, at in enumerate(columns["at"]) if at // 3600 == hour)
+    if how == "drop":
+        return pa.table(
+            {name: values[:row] + values[row + 1 :] for name, values in columns.items()}
+        )
+    columns["page" if how == "alter" else "at"][row] = (
+        "/d" if how == "alter" else 3600 * hour + 3601
+    )
+    return pa.table(columns)
+
+
+CHANGES = list(itertools.product([Grouped(), Series()], ["alter", "drop", "move"]))
+
+
+@pytest.mark.parametrize(("kind", "how"), CHANGES)
+def test_one_other_row_is_refused(tmp_path, monkeypatch, kind, how):
+    """The ledger was told of every step before its draw; noise never meets other data."""
+    book = tmp_path / "book"
+    lose(tmp_path, kind, 2, 5, book)
+    put_back(tmp_path / "backup.tar", tmp_path / "new")
+    other = alter(rows(0), 3, how)
+    monkeypatch.setattr(lost_files, "rows", lambda extra: other)
+    with pytest.raises(NoiseReuse, match="step 3 was already published from other data"):
+        some(kind, tmp_path / "new", book, STEPS)
+
+
+def test_without_the_newest_ledger_noise_would_meet_other_data(tmp_path, monkeypatch):
+    """The control: with a ledger as old as the state nothing is noticed. So somebody must vouch."""
+    kind, book = KINDS["series"], tmp_path / "book"
+    shown = lose(tmp_path, kind, 2, 5, book)
+    for path in tmp_path.glob("book*"):
+        path.unlink()
+    with pytest.raises(StateError, match=r"--nothing-since.*use a new state directory"):
+        put_back(tmp_path / "backup.tar", tmp_path / "new")
+    assert not book.exists()
+    put_back(tmp_path / "backup.tar", tmp_path / "new", nothing_since=True)
+    other = alter(rows(0), 3, "drop")
+    monkeypatch.setattr(lost_files, "rows", lambda extra: other)
+    after = some(kind, tmp_path / "new", book, STEPS)
+
+    differences = [
+        sum(abs(a["count"] - b["count"]) for a, b in zip(after[key], shown[key], strict=True))
+        for key in after.keys() & shown.keys()
+    ]
+    assert sorted(differences) == [0, 0, 0, 0, 1]  # the row itself: the noise cancels
+
+
+def test_both_put_back_go_on_if_nothing_was_published_since(tmp_path):
+    """State and ledger are of one moment, on other paths."""
+    kind = KINDS["group by"]
+    shown = some(kind, tmp_path / "state", None, 2)
+    back_up(tmp_path / "state", tmp_path / "backup")
+    shutil.rmtree(tmp_path / "state")
+    (restored,) = put_back(tmp_path / "backup", tmp_path / "new", nothing_since=True).values()
+    after = some(kind, tmp_path / "new", None, STEPS)
+
+    assert len(shown | after) == STEPS
+    assert not restored.lost
+    assert spent(tmp_path / "new" / "ledger")[0][1] == "0"
+
+
+def test_keys_that_were_erased_since_are_erased_first(tmp_path):
+    """The backup has the key of a window that is final by now; nobody opens it again."""
+    kind, book = KINDS["group by"], tmp_path / "book"
+    some(kind, tmp_path / "state", book, 2)
+    back_up(tmp_path / "state", tmp_path / "backup")
+    some(kind, tmp_path / "state", book, STEPS)
+    shutil.rmtree(tmp_path / "state")
+    (restored,) = put_back(tmp_path / "backup", tmp_path / "new").values()
+
+    assert (tmp_path / "backup" / "state" / "windows" / "0.key").exists()
+    assert not list((tmp_path / "new" / "windows").glob("*.key"))
+    assert [*restored.final, *restored.lost] == [0, 1]
+    assert some(kind, tmp_path / "new", book, STEPS) == {}
+
+
+def test_a_copy_that_still_runs_is_fenced_by_a_restore(tmp_path):
+    """The disk was not lost after all."""
+    kind, book = KINDS["group by"], tmp_path / "book"
+    running = kind.start(tmp_path / "state", book, 0)
+    next(running)
+    back_up(tmp_path / "state", tmp_path / "backup")
+    put_back(tmp_path / "backup", tmp_path / "new")
+    with pytest.raises(StateError, match="was started again by another process"):
+        list(running)
+    running.close()
+    with pytest.raises(StateError, match="dpstream state restore"):
+        some(kind, tmp_path / "state", book, 1)
+
+
+def test_an_erased_unit_does_not_come_back(tmp_path):
+    """The backup is from before the erasure."""
+    state, book = tmp_path / "state", tmp_path / "book"
+    facts = {"source": rows(0), "state": state, "secret": SECRET, "ledger": book}
+    some(KINDS["group by"], state, book, 2)
+    back_up(state, tmp_path / "backup")
+    running = dps.run(Grouped.query, **facts, options=Grouped.options)
+    for number, _ in enumerate(running):
+        if number == 1:
+            running.stop()
+    dps.run(Grouped.query, **facts).erase_unit(5)
+    shutil.rmtree(state)
+    with pytest.raises(StateError, match="a unit was erased"):
+        put_back(tmp_path / "backup", tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("how", ["changed", "missing", "new", "no backup"])
+def test_a_backup_that_is_not_whole_is_refused(tmp_path, how):
+    """Every file has its digest."""
+    some(KINDS["group by"], tmp_path / "state", None, 1)
+    backup = tmp_path / "backup"
+    back_up(tmp_path / "state", backup)
+    log = backup / "state" / "inputs.log"
+    if how == "changed":
+        log.write_bytes(log.read_bytes().replace(b"0", b"1", 1))
+    elif how == "missing":
+        log.unlink()
+    elif how == "new":
+        (backup / "state" / "windows" / "7.key").write_bytes(b"?")
+    else:
+        (backup / "backup.json").unlink()
+    with pytest.raises(StateError, match="backup"):
+        put_back(backup, tmp_path / "new", nothing_since=True)
+    assert not (tmp_path / "new").exists()
+
+
+def test_backups_of_a_run_that_goes_on_are_states_that_a_kill_could_leave(tmp_path):
+    """Taken all the time while it publishes; each of them goes on, by the newest ledger."""
+    kind, book, made = KINDS["group by"], tmp_path / "book", []
+    running = kind.start(tmp_path / "state", book, 0)
+    shown = [next(running)]
+
+    def copy_on():
+        while len(shown) < STEPS:
+            made.append(tmp_path / f"backup-{len(made)}")
+            back_up(tmp_path / "state", made[-1])
+
+    copying = Thread(target=copy_on)
+    copying.start()
+    shown.extend(running)
+    copying.join()
+    known = dict(map(kind.shown, shown))
+    shutil.rmtree(tmp_path / "state")
+    for backup in made[:: max(1, len(made) // 3)]:
+        folder = tmp_path / f"of-{backup.name}"
+        put_back(backup, folder)
+        assert find_faults(folder, secret=Secret.of(SECRET)) == []
+        again = some(kind, folder, book, STEPS)
+        assert all(again[key] == known[key] for key in again)
+    assert made
+
+
+@pytest.mark.parametrize("s", [1, 3] if not is_long() else range(1, 7))
+def test_a_live_directory_is_read_again_to_where_each_step_had_read_it(tmp_path, s):
+    """Arrivals are in the ledger: a file that came late stays in its step."""
+    book = tmp_path / "book"
+    clock = ScriptedClock(0, arrivals(tmp_path / "in"))
+    with start_live(tmp_path, clock, ledger=book) as running:
+        tables = iter(running)
+        for _ in itertools.takewhile(lambda _: running.steps_done < s, tables):
+            pass
+        back_up(tmp_path / "state", tmp_path / "backup")
+        for _ in itertools.takewhile(lambda _: running.steps_done < 5, tables):
+            pass
+    before = published(tmp_path)
+    shutil.rmtree(tmp_path / "state")
+    (restored,) = put_back(tmp_path / "backup", tmp_path / "new").values()
+    assert restored.told == 5
+    shutil.rmtree(tmp_path / "out")
+    clock = ScriptedClock(clock.time, arrivals(tmp_path / "in"))
+    start_live(tmp_path, clock, state=tmp_path / "new", ledger=book).finish()
+    after = published(tmp_path)
+
+    assert all(after[name] == before[name] for name in after.keys() & before.keys())
+    lost = {window for each in read_about(tmp_path / "new")["abandoned"] for window in range(*each)}
+    assert lost == {*restored.final, *restored.lost}
+    assert {int(name.split("-w")[1][:6]) for name in LAST if name not in after} == lost
+
+
+def from_pipe(place, state, now, releases, book, between=lambda _: None):
+    """A run over the standard input of a process that ends after some releases; and the time."""
+    pipe = Pipe()
+    events = [(t - 1, lambda t=t: pipe.feed(lines(t))) for t in TIMES]
+    clock = ScriptedClock(now, events)
+    facts = {"source": pipe.source, "live": False, "state": state, "ledger": book}
+    running = start_live(place, clock, **facts, options=options(every=1))
+    for number, _ in enumerate(itertools.islice(running, releases), 1):
+        between(number)
+    running.close()
+    pipe.close()
+    return clock.time
+
+
+@pytest.mark.parametrize("saved", [True, False])
+def test_rows_that_can_be_read_once(tmp_path, saved):
+    """They are kept in the state: what came since a backup is read again if that part was saved.
+
+    Otherwise nobody has the rows any more, and the steps that have read them are not repeated from
+    others.
+    """
+    state, book, new = tmp_path / "state", tmp_path / "book", tmp_path / "new"
+
+    def copy_after_one(number):
+        if number == 1:
+            back_up(state, tmp_path / "backup")
+
+    now = from_pipe(tmp_path, state, 0, 3, book, copy_after_one)
+    before = published(tmp_path)
+    put_back(tmp_path / "backup", new)
+    if saved:
+        for path in (state / "arrived").iterdir():
+            shutil.copy(path, new / "arrived")
+        from_pipe(tmp_path, new, now, 100, book)
+        assert len(published(tmp_path)) > len(before)
+    else:
+        with pytest.raises(RowsLost, match="was read before and is not in"):
+            from_pipe(tmp_path, new, now, 100, book)
+    assert published(tmp_path).items() >= before.items()
+
+
+def test_runs_of_a_pipeline_are_found(tmp_path):
+    """One directory, or one for each query."""
+    with pytest.raises(StateError, match="holds no run"):
+        runs_in(tmp_path)
+    with pytest.raises(DpstreamError, match="no backup at"):
+        put_back(tmp_path / "none", tmp_path / "new")
