@@ -9,9 +9,10 @@ import pytest
 
 import dpstream as dps
 from dpstream.errors import DpstreamError, NoiseReuse, RowsLost, StateError
+from dpstream.privacy.state import WindowKeys, window_keys
 from dpstream.privacy.state.backup import Restoration, back_up, runs_in
 from dpstream.privacy.state.inspection import find_faults
-from dpstream.privacy.state.run_directory import read_about
+from dpstream.privacy.state.run_directory import read_about, rotate_keys
 from dpstream.privacy.state.secret import Secret
 from tests.support import lost_files
 from tests.support.fixed import SECRET
@@ -307,3 +308,49 @@ def test_runs_of_a_pipeline_are_found(tmp_path):
         runs_in(tmp_path)
     with pytest.raises(DpstreamError, match="no backup at"):
         put_back(tmp_path / "none", tmp_path / "new")
+
+
+def test_a_rotation_changes_no_release_and_the_old_secret_opens_no_later_key(tmp_path):
+    """Open windows keep their noise; the control is a key from before."""
+    kind, book, folder = KINDS["group by"], tmp_path / "book", tmp_path / "state"
+    running = kind.start(folder, book, 0)
+    shown = dict(kind.shown(one) for one in itertools.islice(running, 2))
+    running.close()
+    run, old = read_about(folder)["run"], Secret.of(SECRET)
+    assert WindowKeys(folder / "windows", old, run=run).get(0)
+    for number in (1, 2):
+        place, windows = rotate_keys(folder, given_secret=SECRET)
+        assert (place.name, windows) == (f"state.keys-{number}.secret", [0])
+    assert [path.name for path in tmp_path.glob("*.secret")] == ["state.keys-2.secret"]
+    again = some(kind, folder, book, 2)
+    assert all(again[key] == shown[key] for key in again.keys() & shown.keys())
+    assert find_faults(folder, secret=old) == []
+    later = [int(path.stem) for path in (folder / "windows").glob("*.key")]
+    assert 1 in later
+    for window in later:
+        with pytest.raises(StateError, match="does not open"):
+            WindowKeys(folder / "windows", old, run=run).get(window)
+    some(KINDS["series"], tmp_path / "series", None, 1)
+    with pytest.raises(StateError, match="comes from its secret alone"):
+        rotate_keys(tmp_path / "series", given_secret=SECRET)
+
+
+def test_a_rotation_that_is_killed_goes_on(tmp_path, monkeypatch):
+    """Some keys are wrapped by the new secret and some by the one before."""
+    kind, book, folder = KINDS["group by"], tmp_path / "book", tmp_path / "state"
+    shown = some(kind, folder, book, 4)
+    rotate_keys(folder, given_secret=SECRET)
+    with monkeypatch.context() as patch:
+        patch.setattr(window_keys, "erase_part", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            rotate_keys(folder, given_secret=SECRET)
+    again = some(kind, folder, book, 2)
+    assert all(again[key] == shown[key] for key in again.keys() & shown.keys())
+    rotate_keys(folder, given_secret=SECRET)
+
+    assert len(list(tmp_path.glob("*.secret"))) == 1
+    assert find_faults(folder, secret=Secret.of(SECRET)) == []
+
+
+def interrupt(*_):
+    raise KeyboardInterrupt

@@ -21,7 +21,7 @@ from dpstream.privacy.state import Secret
 from dpstream.privacy.state.backup import Restoration, back_up, move, opened, runs_in
 from dpstream.privacy.state.input_log import logged_quarantine
 from dpstream.privacy.state.inspection import describe, find_faults, saved_step
-from dpstream.privacy.state.run_directory import About, adopt, read_about
+from dpstream.privacy.state.run_directory import About, adopt, read_about, rotate_keys
 from dpstream.privacy.state.secret import secret_path
 from dpstream.query.schedule import Schedule
 from dpstream.query.windows import Cumulate, Hop, Micros, Ticks, Tumble, iso
@@ -226,6 +226,34 @@ def verify_directory(
         print(fault)
     if faults:
         raise typer.Exit(4)
+
+
+@app.command("rotate")
+def rotate_directory(folder: Folder, secret: SecretFile = None, as_json: AsJson = False) -> None:
+    """Give the windows that a stopped run has not begun new noise keys: the old secret opens none.
+
+    No release changes and nothing is charged. Windows that are open keep their noise to their ends.
+    The secret stays that of the hashes of units: another one would let every unit begin anew.
+    Example:
+
+    dpstream state rotate state/
+    """
+    found = []
+    for place in runs_in(folder):
+        given = next((p for p in (secret, secret_path(place.resolve())) if p and p.exists()), None)
+        given = given or secret_path(folder.resolve())
+        new, windows = rotate_keys(place, given_secret=given)
+        facts = {"secret": str(new), "open_windows": windows}
+        found.append({"directory": str(place), **facts, "hashes_stay_with": str(given)})
+    if as_json:
+        print_json({"rotated": found})
+        return
+    for one in found:
+        print(f"{one['directory']}: keys are wrapped by {one['secret']} from now on")
+        if one["open_windows"]:
+            print(f"  {len(one['open_windows'])} open windows keep their noise to their ends")
+    stays = "hashes of units stay with the secret they had: another one would reset their bounds"
+    note(f"{stays}; keep both secrets, and back the new one up")
 
 
 def _windows(about: About, windows: Iterable[int]) -> list[dict[str, Any]]:

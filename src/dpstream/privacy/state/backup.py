@@ -137,8 +137,8 @@ def _stamps(folder: Path) -> dict[str, Stamp]:
     found: dict[str, Stamp] = {}
     for root, _, names in os.walk(folder):
         for name in names:
-            if name.endswith((".new", "-wal", "-shm", "-journal")):
-                continue  # somebody is writing it
+            if name.endswith((".new", "-wal", "-shm", "-journal", ".secret")):
+                continue  # somebody is writing it, or it is not to be copied
             path = Path(root, name)
             with suppress(FileNotFoundError):
                 stat = path.stat()

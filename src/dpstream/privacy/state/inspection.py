@@ -21,6 +21,7 @@ from dpstream.privacy.state.run_directory import (
     ledger_place,
     read_about,
     refuse_moved,
+    wrapping_secrets,
 )
 from dpstream.privacy.state.serial import check_packed
 
@@ -167,6 +168,7 @@ class WindowNumbers:
 
     def __init__(self, place: Path, about: About) -> None:
         self._folder, self._run = place / "windows", about["run"]
+        self._place, self._about = place, about
         self.minted, self.final = self._number("minted"), self._number("final")
         self._keys = {int(path.stem) for path in self._folder.glob("*.key")}
         self._erased = {int(path.stem) for path in self._folder.glob("*.erased")}
@@ -182,7 +184,8 @@ class WindowNumbers:
         for window in sorted(lost):
             yield f"{self._folder} has lost the key of window {window}"
         if secret is not None and self.open:
-            keys = WindowKeys(self._folder, secret, run=self._run)
+            wrapping = wrapping_secrets(self._place, self._about)
+            keys = WindowKeys(self._folder, secret, run=self._run, wrapping=wrapping)
             for window in self.open:
                 yield from _tried(_opens(keys, window))
 

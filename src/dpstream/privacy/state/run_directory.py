@@ -34,7 +34,7 @@ from dpstream.privacy.state import (
     read_packed,
     write_packed,
 )
-from dpstream.privacy.state.durable_files import create_exclusive, make_directory
+from dpstream.privacy.state.durable_files import create_exclusive, erase, make_directory
 from dpstream.privacy.state.identity import canonical, readable
 from dpstream.privacy.state.input_log import types_digest
 from dpstream.privacy.state.journal import Journal
@@ -152,6 +152,7 @@ class RunDirectory:
             self.folder / "windows",
             self.secret,
             run=self.run,
+            wrapping=wrapping_secrets(self.folder, self.about),
             derived_for_tests=derived_for_tests,
             witness=self.note_windows,
         )
@@ -545,21 +546,70 @@ def restore_run(
     )
 
 
+def wrapping_path(folder: Path, rotations: int) -> Path:
+    """Where the secret is that wraps a run's keys since it was rotated so many times."""
+    return folder.with_name(f"{folder.name}.keys-{rotations}.secret")
+
+
+def wrapping_secrets(folder: Path, about: About) -> list[Secret]:
+    """What wraps a run's keys, the newest first; none if they were never rotated.
+
+    A rotation that was killed leaves two.
+    """
+    rotations = about.get("rotations", 0)
+    older = [wrapping_path(folder, n) for n in range(rotations - 1, 0, -1)]
+    paths = [wrapping_path(folder, rotations), *(path for path in older if path.exists())]
+    return [Secret.load(path) for path in paths] if rotations else []
+
+
+def rotate_keys(folder: Path, *, given_secret: GivenSecret) -> tuple[Path, list[int]]:
+    """Wrap a stopped run's keys by a new secret: its place, and the windows that are open.
+
+    Windows that are not begun yet get keys that the old secret never opens. Those that are open
+    keep theirs, and with them their noise. The secret of the run stays that of its hashes and
+    digests: with others a unit's bounds would begin anew. After a kill on the way every key opens
+    with one of the secrets, and a second call brings all of them to the newest.
+    """
+    about = read_about(folder)
+    if about is None:
+        raise StateError(f"{folder} holds no run; name the directory that has its run.dps")
+    if "mechanism" in about:
+        raise StateError(
+            f"the noise of the {about['kind']} in {folder} comes from its secret alone, for its "
+            f"whole life; for another secret end it, and {ANEW}"
+        )
+    secret = known_secret(folder, about, given_secret)
+    rotations = about.get("rotations", 0) + 1
+    with closing(InputLog(folder / about["log"], run=about["run"])):  # nobody runs it
+        place = wrapping_path(folder, rotations)
+        wrapping = [Secret.of(place), *wrapping_secrets(folder, about)]
+        write_packed(folder / "run.dps", about | {"rotations": rotations}, kind="run")
+        keys = WindowKeys(folder / "windows", secret, run=about["run"], wrapping=wrapping)
+        windows = keys.rewrap()
+        for number in range(1, rotations):
+            with suppress(FileNotFoundError):
+                erase(wrapping_path(folder, number))
+    return place, windows
+
+
 def refuse_moved(folder: Path, about: About, ledger: Ledger) -> None:
     """The ledger must be the file that the run is charged to, not a copy of it."""
     if ledger.replaces(about["ledger"]):
         return
-    way_out = f"dpstream state adopt {folder} --ledger {ledger.path} --because TEXT"
+    way_out = (
+        f"and nothing was published since: dpstream state adopt {folder} --ledger {ledger.path} "
+        "--only-copy --nothing-since --because TEXT"
+    )
     if about["own ledger"] and _is_own(folder, ledger):
         raise StateError(
             f"{folder} is a copy, or was moved here from another file system, its ledger too; two "
             "copies of a book cannot keep one budget, and would put the same noise on different "
-            f"data; use the original; or {ANEW}; if this is the only copy that is left: {way_out}"
+            f"data; use the original; or {ANEW}; if this is the only copy that is left, {way_out}"
         )
     raise StateError(
         f"the ledger {ledger.path} is not the file that {folder} is charged to, "
-        f"{ledger_place(folder, about)}; name that one; or {ANEW}; if it is the same ledger, "
-        f"moved here: {way_out}"
+        f"{ledger_place(folder, about)}, but a copy or another one; name that one; or {ANEW}; if "
+        f"it is the same ledger, moved or put back here, the only copy that is left, {way_out}"
     )
 
 
