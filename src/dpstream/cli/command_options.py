@@ -26,6 +26,14 @@ SharedLedger = Annotated[
     BudgetOption(envvar="DPSTREAM_LEDGER", help="Ledger file that others share."),
 ]
 Payer = Annotated[str, BudgetOption(help="Whose book in the ledger pays.")]
+TakeOver = Annotated[
+    bool,
+    BudgetOption(
+        "--take-over",
+        help="The state of an earlier run is lost, or the query has changed: end that run for "
+        "good, and begin with the next period of its units, at no further cost.",
+    ),
+]
 FLAGS = ("epsilon", "window", "delay", "lo", "hi", "quantum")
 
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer import Argument, Option
 
+from dpstream.cli.command_options import TakeOver
 from dpstream.cli.output import INTERRUPTED, note, wants_json
 from dpstream.cli.releases import about, as_json, in_words, show
 from dpstream.cli.watch import (
@@ -16,6 +17,7 @@ from dpstream.cli.watch import (
     charged_runs,
     is_unfinished,
     progress,
+    tell_beginnings,
     tell_charges,
     tell_lag,
     tell_operator,
@@ -54,6 +56,7 @@ def run(
         str | None,
         Option("--engine", help="embedded (this process) or spark; default: the file's."),
     ] = None,
+    take_over: TakeOver = False,
     as_lines: Annotated[bool, Option("--json", help="Print JSON lines.")] = False,
 ) -> None:
     """Run a pipeline's queries; started again, they go on where they stopped."""
@@ -70,11 +73,13 @@ def run(
     stopper = Stopper()
     with pipeline.open_ledgers() as ledgers:
         keep_freed_memory()
-        runs = start(pipeline, ledgers, clock=stopper)
+        runs = start(pipeline, ledgers, clock=stopper, take_over=take_over)
         before = []
         for book, wanted in zip(pipeline.books, terms, strict=True):
             before.append(charged_runs(ledgers[book.ledger], book.dataset))
-            open_book(pipeline, book, wanted, ledgers[book.ledger])
+            now, shared = stopper.now(), ledgers[book.ledger]
+            open_book(pipeline, book, wanted, shared, now=now, take_over=take_over)
+        tell_beginnings([*runs.runs.values()])
         if not existed:
             note(
                 f"created the secret {pipeline.secret}; back it up: without it the pipeline cannot "

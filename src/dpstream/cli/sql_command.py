@@ -17,6 +17,7 @@ from dpstream.cli.command_options import (
     Payer,
     SecretFile,
     SharedLedger,
+    TakeOver,
     literal,
     read_settings,
     tell_storage,
@@ -29,6 +30,7 @@ from dpstream.cli.watch import (
     charged_runs,
     is_unfinished,
     progress,
+    tell_beginnings,
     tell_charges,
     tell_operator,
 )
@@ -148,6 +150,7 @@ def sql(
     secret: SecretFile = None,
     ledger: SharedLedger = None,
     dataset: Payer = "stream",
+    take_over: TakeOver = False,
     as_json: AsJson = False,
 ) -> None:
     """Publish a query's releases under differential privacy."""
@@ -178,8 +181,10 @@ def sql(
         ledger=book if isinstance(book, Ledger) else ledger,
         dataset=dataset,
         clock=stopper,
+        take_over=take_over,
     )
     before = charged_runs(book, dataset)
+    tell_beginnings([running])
     tell_storage("query", state, ledger)
     for words in remarks(compiled):
         note(words)

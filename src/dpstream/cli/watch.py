@@ -17,6 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 
 from dpstream.cli.output import INTERRUPTED, note, terminal_progress, wants_json
 from dpstream.engines.clock import SystemClock
+from dpstream.engines.query_run import QueryRun
 from dpstream.privacy.amounts import show
 from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.ledger.refusals import spent_and_left
@@ -96,6 +97,13 @@ def progress(runs: list[Run]) -> Iterator[Callable[[], None]]:
             bar.update(task, completed=done, seen=f"{_OPERATOR_ONLY}: {seen}")
 
         yield update
+
+
+def tell_beginnings(runs: Iterable[Run]) -> None:
+    """Which runs begin later than they were asked to, or take over from others."""
+    for run in runs:
+        if isinstance(run, QueryRun) and not run.steps_done and run.beginning.notice:
+            note(run.beginning.notice)
 
 
 def tell_operator(runs: list[Run], places: dict[str, Path | None]) -> None:

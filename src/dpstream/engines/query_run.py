@@ -17,7 +17,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from inspect import GEN_RUNNING, getgeneratorstate
 from pathlib import Path
@@ -282,11 +282,27 @@ class Run(ABC):
         return f"<Run {self.query.name!r}: {self.steps_done} of {total} triggers published>"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Beginning:
+    """Where a run of a query with periods begins, if not with its first window."""
+
+    first_period: int | None = None
+    """Windows that begin before this period are left out."""
+    takes_over: tuple[str, ...] = ()
+    """Runs that are ended for good before this one is charged."""
+    who: str = ""
+    """Who wants that."""
+    notice: str = ""
+    """All of it in words, for the operator."""
+
+
 @dataclass(kw_only=True, repr=False, eq=False)
 class QueryRun(Run):
     """A running GROUP BY; an engine adds how rows come in and how a step is worked out."""
 
     query: Query
+    beginning: Beginning = field(default_factory=Beginning)
+    """Of a run that begins; one that goes on keeps its own."""
     plan: NoisePlan = field(init=False)
     engine: ClassVar[str] = "embedded"
     _storage: RunStorage = field(init=False)
@@ -309,6 +325,10 @@ class QueryRun(Run):
                 "too: rows that are complete belong in a file"
             )
         self._begin(kept)
+        if kept is not None:
+            self.beginning = Beginning(**kept["notes"].get("beginning", {}))
+        if self.beginning.first_period is not None:
+            self.query = self.query.from_period(self.beginning.first_period)
         self.plan = plan_query(self.query, None if kept is None else kept["facts"]["counters"])
         self.query = self.plan.query
 
@@ -401,7 +421,10 @@ class QueryRun(Run):
 
     def _notes(self) -> dict[str, Any]:
         """What the state directory remembers of how the run began."""
-        return {"now": self._now, "engine": self.engine}
+        notes: dict[str, Any] = {"now": self._now, "engine": self.engine}
+        if self.beginning != Beginning():
+            notes["beginning"] = asdict(self.beginning)
+        return notes
 
     def _default_buckets(self) -> int:
         return self.options.buckets or len(os.sched_getaffinity(0))
@@ -423,6 +446,9 @@ class QueryRun(Run):
         """Open the book if there is none, register the run, and charge it."""
         self._admit()
         storage = self._storage
+        because = f"run {storage.run.hex()[:8]} of {self.query.name!r} takes over"
+        for run in self.beginning.takes_over:
+            storage.ledger.end(self.dataset, run, because=because, who=self.beginning.who)
         facts = canonical(("query", sorted(self._facts().items()), self.dataset))
         fingerprint = storage.secret.fingerprint(storage.run, facts)
         storage.ledger.register(self.dataset, storage.run.hex(), fingerprint)

@@ -3,13 +3,17 @@
 The charge pays for every column, window and trigger of the query, as `docs/soundness/latched.md`
 proves; draws under it cost nothing more. What is enforced here is the order (ledger, durable input,
 draw) and that no normal is drawn twice in a run of the process; a replay draws the same ones.
+
+Where a user within a period is one unit, the charge names the periods whose rows the query reads,
+and the ledger learns of the last period that a window reaches into before that window is drawn
+(`docs/soundness/periods.md`).
 """
 
 from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Protocol
@@ -42,6 +46,15 @@ class NoiseStreams(Protocol):
         """Refuse to draw in a copy of this process."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class PaidPeriods:
+    """Which periods of its book a query reads, and up to which one a window of it reaches."""
+
+    first: int
+    last: int | None
+    last_of: Callable[[int], int]
+
+
 class QuerySpend:
     """Charges one query of a run to its dataset's book, and opens its noise streams.
 
@@ -55,14 +68,29 @@ class QuerySpend:
         self._ledger, self._dataset, self._keys = ledger, dataset, keys
         self._terms = _users_book(ledger, dataset)
         self._digest: bytes | None = None  # of the plan, once paid for
+        self._periods: PaidPeriods | None = None
+        self._begun: int | None = None
         self._opened: dict[tuple[int, str, int], NoiseStream] = {}
         self._lock, self._process = threading.Lock(), this_process.id
         self.step = -1
 
+    @property
+    def book(self) -> Terms:
+        """The terms of the book that is charged."""
+        return self._terms
+
     def pay(
-        self, *, mu_squared: Fraction, delta_slack: Fraction, error: FloatError, digest: str
+        self,
+        *,
+        mu_squared: Fraction,
+        delta_slack: Fraction,
+        error: FloatError,
+        digest: str,
+        periods: PaidPeriods | None = None,
     ) -> None:
-        """Charge all noise of the query, for ever; made again by the same run it counts once.
+        """Charge all noise of the query; made again by the same run it counts once.
+
+        Without `periods` all of them pay, for ever.
 
         `digest` names everything that fixes the releases besides the data: the same run with
         another one is refused, and would have other noise. `delta_slack` is that of the thresholds;
@@ -72,7 +100,32 @@ class QuerySpend:
             raise InvalidParameter("a query is charged under the digest of its plan; got none")
         if mu_squared <= 0:
             raise InvalidParameter(f"mu_squared must be greater than 0; got {mu_squared}")
-        charge = Charge(
+        charge = self._charge(mu_squared, delta_slack, error, periods, digest)
+        self._ledger.charge(self._dataset, charge, lambda step: digest)
+        self._digest = hashlib.sha256(digest.encode()).digest()
+        self._periods = periods
+
+    def first_room(
+        self,
+        *,
+        mu_squared: Fraction,
+        delta_slack: Fraction,
+        error: FloatError,
+        periods: PaidPeriods,
+    ) -> int | None:
+        """The first period from which on the book could pay; None: it never can."""
+        charge = self._charge(mu_squared, delta_slack, error, periods, "")
+        return self._ledger.first_room(self._dataset, charge)
+
+    def _charge(
+        self,
+        mu_squared: Fraction,
+        delta_slack: Fraction,
+        error: FloatError,
+        periods: PaidPeriods | None,
+        digest: str,
+    ) -> Charge:
+        return Charge(
             run=self._run.hex(),
             query=self._query,
             purpose="query",
@@ -82,9 +135,8 @@ class QuerySpend:
             digest=digest,
             delta_slack=with_lost_mass(self._terms, delta_slack=delta_slack, error=error),
             rounding_slack=error.xi,
+            periods=None if periods is None else (periods.first, periods.last),
         )
-        self._ledger.charge(self._dataset, charge, lambda step: digest)
-        self._digest = hashlib.sha256(digest.encode()).digest()
 
     def begin(self, step: int) -> None:
         """The input of schedule step `step` is durable in the input log: draw under it."""
@@ -110,6 +162,7 @@ class QuerySpend:
                     f"the noise of window {window}, column {column!r}, part {part} has a stream "
                     "already; two would draw the same normals for different data"
                 )
+            self._begin_periods([window])
             key = derive(self._keys.mint(window), b"query" + self._digest)
             address = _address(self._run, self._query, column, window)
             self._opened[place] = NoiseStream(self, key=key, address=address, part=part)
@@ -125,9 +178,19 @@ class QuerySpend:
         if self._digest is None or self.step < 0:
             raise StateError("a query lends its keys after it has paid and its input is durable")
         with self._lock:
-            digest = b"query" + self._digest
+            digest, windows = b"query" + self._digest, list(windows)
+            self._begin_periods(windows)
             keys = {window: derive(self._keys.mint(window), digest) for window in windows}
         return WindowKeyGrant(run=self._run, query=self._query, step=self.step, keys=keys)
+
+    def _begin_periods(self, windows: Sequence[int]) -> None:
+        """Tell the ledger up to which period these windows reach, before they are drawn."""
+        if self._periods is None or not windows:
+            return
+        last = max(map(self._periods.last_of, windows))
+        if self._begun is None or last > self._begun:
+            self._ledger.note_begun(self._dataset, self._run.hex(), last)
+            self._begun = last
 
     def erase(self, window: int) -> None:
         """The window is final and every sink has its last table: forget its key for good."""

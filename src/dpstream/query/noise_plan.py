@@ -12,6 +12,7 @@ import math
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property, lru_cache
+from typing import Any
 
 import numpy as np
 from scipy.special import ndtri
@@ -165,8 +166,16 @@ class NoisePlan:
 
     def pay(self, spend: QuerySpend, digest: str) -> None:
         """Charge the whole run, once."""
+        spend.pay(**self._cost(), digest=digest, periods=self.query.paid_periods)
+
+    def first_room(self, spend: QuerySpend) -> int | None:
+        """The first period from which on the book could pay for the query; None: it never can."""
+        periods = self.query.paid_periods
+        return None if periods is None else spend.first_room(**self._cost(), periods=periods)
+
+    def _cost(self) -> dict[str, Any]:
         mu_squared, error = self.calibrated.mu_squared, self.calibrated.error
-        spend.pay(mu_squared=mu_squared, delta_slack=self.delta_slack, error=error, digest=digest)
+        return {"mu_squared": mu_squared, "delta_slack": self.delta_slack, "error": error}
 
     def window(self, releases: int) -> WindowPlan:
         """The noise of a window with so many releases."""

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from dpstream.errors import InvalidParameter
 from dpstream.mechanisms.base import whole
+from dpstream.privacy.query_spend import PaidPeriods
 from dpstream.privacy.state.identity import Identified, canonical
 from dpstream.query.aggregates import Measure
 from dpstream.query.column_types import Types, declared_types
@@ -285,6 +286,44 @@ class RowSpec(Identified, identity=None, keys=_KEYS):
         origin = instant("1970-01-01", "the first window", self.time_zone)
         ticks = Ticks(origin=origin, size=self.window.size, zone=self.time_zone)
         return replace(self, start=Micros(ticks.at(ticks.last_before(now))))
+
+    def from_period(self, first: int) -> Self:
+        """This query from a period on: windows that begin before it are left out.
+
+        A window that reaches from an earlier period into it would read rows of both.
+        """
+        assert self.periods is not None
+        assert self.start is not None
+        schedule, border = self.schedule, self.periods.at(first)
+        if border <= self.start:
+            return self
+        if schedule.edges is None or (self.end is not None and border >= self.end):
+            raise InvalidParameter(
+                f"no window of {self.name!r} lies behind {iso(border)}, where its first period to "
+                "come begins"
+            )
+        number = schedule.edges.next_from(border)
+        if schedule.kind == "cumulate":
+            number = -(-number // schedule.cells) * schedule.cells
+        start, times = schedule.edges.at(number), self.triggers
+        if times is not None:
+            times = tuple(time for time in times if time > start)
+        return replace(self, start=Micros(start), triggers=times)
+
+    @property
+    def paid_periods(self) -> PaidPeriods | None:
+        """The periods whose rows it reads, and the last one that each window reaches into."""
+        ticks, schedule, start = self.periods, self.schedule, self.start
+        if ticks is None or start is None:
+            return None
+
+        def last_of(window: int) -> int:
+            end = schedule.span(window)[1]
+            assert end is not None
+            return ticks.last_before(end - 1)
+
+        last = None if self.end is None else ticks.last_before(self.end - 1)
+        return PaidPeriods(first=ticks.last_before(start), last=last, last_of=last_of)
 
     def written(self) -> dict[str, Any]:
         """The value of every field by its key; hooks and Arrow's types are known by their texts."""

@@ -79,11 +79,10 @@ def publish(
         stack.callback(store.shut)
         store.announce_rest(list(queries))  # what a kill has left unannounced
         ledgers = stack.enter_context(pipeline.open_ledgers())
-        runs = start(
-            pipeline, ledgers, clock=clock or SystemClock(), sinks=[store], options=options
-        )
+        clock = clock or SystemClock()
+        runs = start(pipeline, ledgers, clock=clock, sinks=[store], options=options)
         for book, wanted in zip(pipeline.books, terms, strict=True):
-            open_book(pipeline, book, wanted, ledgers[book.ledger])
+            open_book(pipeline, book, wanted, ledgers[book.ledger], now=clock.now())
         runs.retry_delay = _retry_delay
         with runs:
             if strict:

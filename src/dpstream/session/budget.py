@@ -1,89 +1,178 @@
-"""What does not fit into its dataset's book is refused before a row is read."""
+"""What does not fit into its dataset's book is refused before a row is read.
+
+A run of a query with periods that finds the first of them spent begins behind them.
+"""
 
 from __future__ import annotations
 
+import getpass
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 from dpstream.engines.embedded.series_run import refuse_other_steps
-from dpstream.engines.query_run import AnyQuery
+from dpstream.engines.query_run import AnyQuery, Beginning
 from dpstream.errors import BudgetExceeded
 from dpstream.privacy.amounts import show
-from dpstream.privacy.ledger.charges import Cells, Charge, Terms
+from dpstream.privacy.ledger.charges import Terms
 from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.ledger.refusals import amount_in_words, book_in_words
 from dpstream.privacy.query_spend import QuerySpend
-from dpstream.privacy.state import MemoryWindowKeys
-from dpstream.privacy.state.run_directory import is_charged
+from dpstream.privacy.state import MemoryWindowKeys, mint_run_id
+from dpstream.privacy.state.run_directory import is_charged, read_about
 from dpstream.query.noise_plan import plan_query
 from dpstream.query.query import Query
 from dpstream.query.series_query import SeriesQuery
+from dpstream.query.windows import iso
 
 __all__ = ["AnyQuery", "refuse_early"]
 
 
 def refuse_early(
-    ledger: Ledger, dataset: str, queries: Sequence[tuple[AnyQuery, Path | None]]
-) -> None:
-    """Refuse queries that do not fit into the book together.
+    ledger: Ledger,
+    dataset: str,
+    queries: Sequence[tuple[AnyQuery, Path | None]],
+    *,
+    now: int,
+    take_over: bool = False,
+) -> dict[str, Beginning]:
+    """Refuse queries that do not fit into the book together; where others begin, by their name.
 
     `queries` come with their state directories: a run that was charged is not charged again. They
     are charged to a copy of the book; the book itself still decides when they begin. A book that is
-    not open yet would be opened by the first of them, for it alone.
+    not open yet would be opened by the first of them, for it alone. `take_over`: earlier runs of
+    the same queries are to be ended.
     """
     book = next((each for each in ledger.report() if each["dataset"] == dataset), None)
     path, known = ledger.path, ledger.known
     if book is None and len(queries) < 2:
-        return
+        return {}
     if book is None:
-        ledger, first = Ledger(), queries[0][0].starting(0)
+        ledger, first = Ledger(), queries[0][0].starting(now)
         own = first.terms() if isinstance(first, SeriesQuery) else plan_query(first).terms()
         ledger.open(dataset, own)
         (book,) = ledger.report()
     paid = {line["run"] for line in book["spent_on"]}
-    new = [query for query, folder in queries if not is_charged(folder, paid, known)]
-    users = [query for query in new if isinstance(query, Query)]
-    series = [query for query in new if isinstance(query, SeriesQuery)]
-    which = book_in_words(dataset, path)
-    if users and book["terms"]["measure"] == "mu_squared":
-        _refuse_users(which, book, users)
+    new = [pair for pair in queries if not is_charged(pair[1], paid, known)]
+    series = [query for query, _ in new if isinstance(query, SeriesQuery)]
+    which, begun = book_in_words(dataset, path), {}
+    if book["terms"]["measure"] == "mu_squared":
+        rehearsal = _Rehearsal(copy=ledger.rehearsal(), which=which, book=book, now=now)
+        for query, folder in new:
+            if isinstance(query, Query):
+                begun[query.name] = rehearsal.begin(query, folder, take_over=take_over)
     if series and book["terms"]["unit"] != "user":
         _refuse_series(ledger, dataset, series, which)
+    return begun
 
 
-def _refuse_users(which: str, book: dict[str, Any], queries: Sequence[Query]) -> None:
-    """Whose rows are protected is looked at before how much of the budget is left for them."""
-    copy, dataset = Ledger(), book["dataset"]
-    copy.open(dataset, Terms.from_json(book["terms"]))
-    for line in book["spent_on"]:
-        charge = Charge(
-            run=line["run"],
-            query=line["query"],
-            purpose=line["purpose"],
-            step=0,
-            amount=Fraction(line["amount"]),
-            cells=Cells(first=0, last=0),
-            delta_slack=Fraction(line.get("tail", 0)),
-            rounding_slack=Fraction(line.get("drift", 0)),
-        )
-        copy.charge(dataset, charge)
-    for number, query in enumerate(queries):
-        run, keys = number.to_bytes(16, "big"), MemoryWindowKeys()
-        plan = plan_query(query.starting(0))
-        copy.admit(dataset, plan.terms(), f"query {query.name!r}")
-        spend = QuerySpend(run=run, query=query.name, ledger=copy, dataset=dataset, keys=keys)
+@dataclass(kw_only=True)
+class _Rehearsal:
+    """Queries over users that begin, one after another, in a copy of their book."""
+
+    copy: Ledger
+    which: str
+    book: dict[str, Any]
+    now: int
+
+    def begin(self, query: Query, folder: Path | None, *, take_over: bool) -> Beginning:
+        """Where the query begins; it is refused if it does not fit there.
+
+        Whose rows are protected is looked at before how much of the budget is left for them.
+        """
+        kept = None if folder is None else read_about(folder)
+        if kept is not None:  # it was begun, and not charged
+            chosen = Beginning(**kept["notes"].get("beginning", {}))
+            query = query.starting(kept["notes"]["now"])
+        else:
+            query = query.starting(self.now)
+            chosen = self._take_over(query) if take_over else Beginning()
+        for run in chosen.takes_over:
+            self.copy.end(self.book["dataset"], run, because="taken over", who="")
         try:
-            plan.pay(spend, "copy")
+            self._pay(_from(query, chosen))
         except BudgetExceeded as problem:
-            (now,) = copy.report()
-            raise BudgetExceeded(
-                f"the query {query.name!r} does not fit into {which}: "
-                f"{_short_of(query, plan.calibrated.mu_squared, now, str(problem))}"
-                f"{_seen_before(query, book)}; nothing was read"
-            ) from None
+            later = None if chosen != Beginning() else self._later(query, str(problem))
+            if later is None:
+                raise self._refused(query, problem) from None
+            return later
+        return chosen
+
+    def _pay(self, query: Query) -> None:
+        plan = plan_query(query)
+        self.copy.admit(self.book["dataset"], plan.terms(), f"query {query.name!r}")
+        plan.pay(self._spend(query), "copy")
+
+    def _spend(self, query: Query) -> QuerySpend:
+        return QuerySpend(
+            run=mint_run_id(),
+            query=query.name,
+            ledger=self.copy,
+            dataset=self.book["dataset"],
+            keys=MemoryWindowKeys(),
+        )
+
+    def _take_over(self, query: Query) -> Beginning:
+        """Behind the last period that earlier runs of the query have begun, which are ended."""
+        before = _earlier_runs(query, self.book)
+        if not before or query.periods is None:
+            return Beginning()
+        runs = tuple(line["run"] for line in before if not line["ended"])
+        begun = [line["begun"] for line in before if line["begun"] is not None]
+        first = max(begun) + 1 if begun else None
+        whom = ", ".join(line["run"][:8] for line in before)
+        notice = f"{query.name!r} takes over from run {whom}, which is ended for good"
+        if first is not None:
+            notice += _begins(_from(query, Beginning(first_period=first)))
+        return Beginning(first_period=first, takes_over=runs, who=_login_name(), notice=notice)
+
+    def _later(self, query: Query, problem: str) -> Beginning | None:
+        """From the first period on that has room for it; only a query without end is moved."""
+        room = plan_query(query).first_room(self._spend(query))
+        if room is None or query.end is not None:
+            return None
+        chosen = Beginning(first_period=room)
+        query = _from(query, chosen)
+        self._pay(query)
+        notice = f"{self.which} has no room for {query.name!r} in periods that have begun"
+        return replace(chosen, notice=notice + _begins(query))
+
+    def _refused(self, query: Query, problem: BudgetExceeded) -> BudgetExceeded:
+        (now,) = (b for b in self.copy.report() if b["dataset"] == self.book["dataset"])
+        asked = plan_query(query).calibrated.mu_squared
+        return BudgetExceeded(
+            f"the query {query.name!r} does not fit into {self.which}: "
+            f"{_short_of(query, asked, now, str(problem))}"
+            f"{_seen_before(query, self.book)}; nothing was read"
+        )
+
+
+def _from(query: Query, beginning: Beginning) -> Query:
+    first = beginning.first_period
+    return query if first is None else query.from_period(first)
+
+
+def _begins(query: Query) -> str:
+    return (
+        f"; it begins with the window of {iso(query.start)}, and rows from before are dropped "
+        "(counted as outside the range)"
+    )
+
+
+def _earlier_runs(query: Query, book: dict[str, Any]) -> list[dict[str, Any]]:
+    """Runs of the query whose charges end with them."""
+    lines = book["spent_on"]
+    return [line for line in lines if line["query"] == query.name and "periods" in line]
+
+
+def _login_name() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # this user has no name
+        return "unknown"
 
 
 def _short_of(query: Query, asked: Fraction, book: dict[str, Any], problem: str) -> str:
@@ -103,9 +192,15 @@ def _seen_before(query: Query, book: dict[str, Any]) -> str:
     """Somebody who repeats a query wants its releases, not another charge."""
     if all(line["query"] != query.name for line in book["spent_on"]):
         return ""
+    before = [line for line in _earlier_runs(query, book) if not line["ended"]]
+    over = (
+        f"; if the state of run {', '.join(line['run'][:8] for line in before)} is lost, or the "
+        "query has changed, take over from it (dpstream run or sql --take-over; take_over=True in "
+        "Python): it is ended for good, and this one begins with the next period, at no more cost"
+    )
     return (
         f"; a query {query.name!r} was charged before: to see its releases again, use the state "
-        "directory of that run"
+        f"directory of that run{over if before and query.periods is not None else ''}"
     )
 
 

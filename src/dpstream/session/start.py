@@ -25,7 +25,14 @@ from dpstream.engines.clock import Clock, SystemClock
 from dpstream.engines.embedded.embedded_engine import LocalRun
 from dpstream.engines.embedded.live_reader import Arrivals
 from dpstream.engines.embedded.series_run import SeriesRun
-from dpstream.engines.query_run import AnyQuery, Engine, EngineOptions, QueryRun, Run
+from dpstream.engines.query_run import (
+    AnyQuery,
+    Beginning,
+    Engine,
+    EngineOptions,
+    QueryRun,
+    Run,
+)
 from dpstream.errors import InvalidParameter, StateError
 from dpstream.privacy.ledger.ledger import Ledger, warn_of_own_book
 from dpstream.privacy.state import Secret
@@ -81,6 +88,7 @@ def run(
     options: EngineOptions | None = None,
     clock: Clock | None = None,
     engine: Engine | None = None,
+    take_over: bool = False,
 ) -> Run:
     """Publish a query's releases, for as long as its schedule runs.
 
@@ -99,7 +107,9 @@ def run(
 
     What does not fit into the dataset's book is refused here, before a row is read. Without a
     `ledger` the query has a book of its own, and a NewBook warning says so once. A `Ledger` that is
-    in memory moves to a file in the state directory, for all that share it.
+    in memory moves to a file in the state directory, for all that share it. `take_over`: the state
+    of an earlier run is lost, or the query has changed; where units are users within a period, that
+    run is ended for good, and this one begins with the period after the last that it has begun.
 
     `engine`: a `SparkEngine` runs the query on its session; then `source` and `history` may be
     DataFrames, streaming ones too (`live`: by the clock; otherwise all that is there, by event
@@ -118,11 +128,12 @@ def run(
     folder = None if state is None else Path(state)
     if ledger is None:
         warn_of_own_book("query", folder, stacklevel=2)
-    given = _own_ledger(ledger, folder)
+    given, begun = _own_ledger(ledger, folder), dict[str, Beginning]()
     if given is not None:
         if folder is not None and read_about(folder) is not None:
             keep_book(given, folder)
-        refuse_early(given, dataset, [(query, folder)])
+        now = (clock or SystemClock()).now()
+        begun = refuse_early(given, dataset, [(query, folder)], now=now, take_over=take_over)
         if given is not ledger:
             given.close()
     place = dead_letters if dead_letters is not None else folder and folder / "dead-letters"
@@ -139,6 +150,8 @@ def run(
         "clock": clock or SystemClock(),
         "options": options or EngineOptions(),
     }
+    if query.name in begun:
+        parts["beginning"] = begun[query.name]
     if engine is not None:
         if on_done != "keep":
             raise _not_removed("another engine reads them")
@@ -171,6 +184,7 @@ def run_all(
     clock: Clock | None = None,
     check_budget: bool = True,
     engine: Engine | None = None,
+    take_over: bool = False,
 ) -> Runs:
     """Publish several queries of one dataset: one read of each source, one book, one secret.
 
@@ -198,7 +212,9 @@ def run_all(
     if given is not None and own is not None and own.exists():
         given.persist(own)
     if check_budget:
-        refuse_early(given or Ledger(), dataset, [(q, folders[q.name]) for q in queries])
+        pairs = [(q, folders[q.name]) for q in queries]
+        now = (clock or SystemClock()).now()
+        refuse_early(given or Ledger(), dataset, pairs, now=now, take_over=take_over)
     if folder is not None:
         make_directory(folder, mode=0o700)
     begun = [each for each in folders.values() if each and read_about(each) is not None]
@@ -231,6 +247,7 @@ def run_all(
             dataset=dataset,
             options=_of_query(options, query.name),
             clock=clock,
+            take_over=take_over,
         )
 
     return Runs(

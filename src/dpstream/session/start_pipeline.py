@@ -26,6 +26,7 @@ def start(
     clock: Clock,
     sinks: Sequence[Any] = (),
     options: EngineOptions | None = None,
+    take_over: bool = False,
 ) -> Runs:
     """The queries, ready to be iterated over; `sinks` come after those of the file."""
     opened = open_engine(pipeline)
@@ -41,6 +42,7 @@ def start(
             clock=clock,
             options=options,
             engine=opened,
+            take_over=take_over,
             check_budget=False,  # the book is opened with the file's promise when all can begin
         )
         for book in pipeline.books
@@ -48,14 +50,23 @@ def start(
     return Runs.together(started)
 
 
-def open_book(pipeline: Pipeline, book: PipelineBook, terms: Terms, ledger: Ledger) -> None:
+def open_book(
+    pipeline: Pipeline,
+    book: PipelineBook,
+    terms: Terms,
+    ledger: Ledger,
+    *,
+    now: int,
+    take_over: bool = False,
+) -> None:
     """Open a book with the file's promise, and refuse queries that do not fit into it together."""
     try:
         ledger.open(book.dataset, terms)
     except LedgerError as problem:
         raise LedgerError(f"{book.where}: {problem}") from None
     folders = pipeline.folders
-    refuse_early(ledger, book.dataset, [(query, folders[query.name]) for query in book.queries])
+    queries = [(query, folders[query.name]) for query in book.queries]
+    refuse_early(ledger, book.dataset, queries, now=now, take_over=take_over)
 
 
 def refuse_lost_secret(secret: Path, folders: Sequence[Path]) -> None:

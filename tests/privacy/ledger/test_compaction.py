@@ -92,6 +92,8 @@ def write_history(path, steps=STEPS, seed=1):
                     ledger.note_windows(dataset, run, minted=step, final=step // 2, epoch=epoch)
                 if step % 7 == 4:
                     ledger.note_windows(dataset, run, minted=0, final=step // 2 + 1, epoch=None)
+                if dataset == "users" and step % 5 == 2:
+                    ledger.note_begun(dataset, run, 20_000 + step // 5)
                 if dataset == "users" and not step:
                     pay(dataset, charge(run, 0, 3, delta_slack=Fraction(1, 8)))
                 elif dataset == "windows":
@@ -113,6 +115,8 @@ def write_history(path, steps=STEPS, seed=1):
         ledger.note_adoption("users", "users 0", because="moved", who="me")
         ledger.note_erasure("users", "users 1", 3, "chain")
         ledger.note_finish("events", "events 0", steps, epoch=ledger.known("events 0").epoch)
+        for run in ("users 1", "windows 1"):
+            ledger.end(run[:-2], run, because="its state is lost", who="me")
     return made
 
 
@@ -210,6 +214,8 @@ BROKEN = {
     "erased units": without("erasure"),
     "fingerprints": without("fingerprint"),
     "the end of a series": without("finished"),
+    "the ends of runs": without("ended"),
+    "begun periods": without("begun"),
     "window keys": newest_keys,
     "digests of charges": joins(lambda r: {"digest": ""} if "amount" in r else {}),
     "amounts": joins(lambda r: {"amount": "1/8"} if r.get("purpose") == "count" else {}),

@@ -7,7 +7,8 @@ w-event, all steps for a user) and one bin in each, so its loss is at most
         sum over the window's steps of (max over bins of what was charged to that step and bin)
       + sum over the intervals that overlap the window of what each of them costs
 
-Slacks, which books of users alone allow for, are plain sums over all charges.
+Slacks, which books of users alone allow for, are plain sums over all charges. Where a user within a
+period is one unit, charges may name periods: `PeriodLosses` adds these up, besides the others.
 `Account` adds this up. A charge to the newest step, the ordinary case, is checked in O(1); one to
 any other step takes a scan of the windows that it touches. `Book` also knows which charges were
 made already: a charge that is made again, by a replay, must be the same and counts once.
@@ -28,6 +29,7 @@ from typing import Any
 from dpstream.errors import LedgerError, NoiseReuse
 from dpstream.privacy.amounts import GRID, floor_units, show
 from dpstream.privacy.ledger.charges import Charge, Terms
+from dpstream.privacy.ledger.period_losses import PeriodLosses
 
 Ranges = tuple[tuple[int, int], ...]
 """Half-open ranges of bins."""
@@ -83,6 +85,7 @@ class Account:
         self.total = floor_units(terms.total)
         self.peak = 0
         self.delta_slack, self.rounding_slack = Fraction(0), Fraction(0)
+        self.periods = PeriodLosses()
         self._steps: dict[int, StepLoss] = {}
         self._intervals: dict[Key, Span] = {}
         self._live: dict[Key, Span] = {}  # those that a window ending now or later can meet
@@ -91,6 +94,17 @@ class Account:
 
     def loss_with(self, charge: Charge) -> int:
         """The largest loss of any unit that the charge touches, if it were made, in grid units."""
+        if charge.periods is not None and self.terms.unit != "user":
+            raise LedgerError("only a book of users has charges that name periods")
+        if charge.periods is not None:
+            return self._loss_always() + self.periods.worst(charge.periods).units + charge.units
+        return self._loss_of_steps(charge) + self.periods.worst().units
+
+    def _loss_always(self) -> int:
+        """What every unit of a book of users has lost, whatever its period."""
+        return self._sum + self._overlapping(self._end)
+
+    def _loss_of_steps(self, charge: Charge) -> int:
         amount = charge.units
         if charge.kind == "close":
             self._refuse_second_close(charge)
@@ -112,6 +126,11 @@ class Account:
 
     def add(self, charge: Charge, loss: int | None = None) -> None:
         """Make the charge; `loss` is what `loss_with` said of it."""
+        if charge.periods is not None:
+            self.peak = max(self.peak, self.loss_with(charge) if loss is None else loss)
+            self.periods.add(charge)
+            self._advance(charge.cells.last)
+            return
         if charge.delta_slack or charge.rounding_slack:
             self.delta_slack += charge.delta_slack
             self.rounding_slack += charge.rounding_slack
@@ -150,7 +169,7 @@ class Account:
     def newest_loss_with(self, charge: Charge) -> int | None:
         """`loss_with` of a plain charge to the newest step or a later one; None: it is older."""
         first = charge.step
-        if first < self._end or first < self.since:
+        if first < self._end or first < self.since or self.periods:
             return None
         return self._sum_at(first) + (self._overlapping(first) if self._live else 0) + charge.units
 
@@ -178,8 +197,41 @@ class Account:
         return tops + self._overlapping(step)
 
     def left(self, step: int) -> Fraction:
-        """What the window that ends at `step` may still spend."""
-        return Fraction(self.total - self.loss_at(step), GRID)
+        """What the window that ends at `step` may still spend; of periods, those not begun yet."""
+        return Fraction(self.total - self.loss_at(step) - self.periods.to_come().units, GRID)
+
+    @property
+    def most(self) -> int:
+        """The most that any unit has lost, in grid units."""
+        if not self.periods:
+            return self.peak
+        return self._loss_always() + self.periods.worst().units
+
+    def first_room(self, charge: Charge) -> int | None:
+        """The first period from which on a charge for periods fits; None: there is none."""
+        assert charge.periods is not None
+        first, last = charge.periods
+        for start in self.periods.starts_from(first):
+            if last is not None and start > last:
+                break
+            later = dataclasses.replace(charge, periods=(start, last))
+            if self.loss_with(later) <= self.total and not self.slack_missing(later):
+                return start
+        return None
+
+    def slack_missing(self, charge: Charge) -> str:
+        """Which slack a charge asks too much of: delta_slack, rounding_slack, or none ("")."""
+        for name in ("delta_slack", "rounding_slack"):
+            asked = getattr(charge, name)
+            if asked and self.spent_slack(name, charge) + asked > getattr(self.terms, name):
+                return name
+        return ""
+
+    def spent_slack(self, name: str, charge: Charge) -> Fraction:
+        """What is spent of a slack, in the periods that a charge names."""
+        always: Fraction = getattr(self, name)
+        dated: Fraction = getattr(self.periods.worst(charge.periods), name)
+        return always + dated
 
     def settle_before(self, step: int) -> None:
         """Drop old steps: they can no longer share a window with a new one."""
@@ -416,6 +468,7 @@ class Book:
         for charge in charges:
             book.add(charge)
         book.account.peak = max(book.account.peak, self.account.peak)
+        book.account.periods.keep_runs(self.account.periods)
         return book
 
 
@@ -455,7 +508,7 @@ class SettledCharges:
 def _agree(old: Charge, new: Charge, digest_at: DigestAt, verified: bool) -> None:
     """A charge made again must be the same charge over the same input."""
     spent, asked = ((c.amount, c.delta_slack, c.rounding_slack, c.offsets) for c in (old, new))
-    if spent != asked:
+    if spent != asked or old.periods not in (None, new.periods):  # None: all of them have paid
         raise LedgerError(
             f"run {new.run[:8]} already charged {_amounts(old)} for {new.purpose!r} at step "
             f"{old.step}; a replay now asks for {_amounts(new)}; a replay must be identical"
@@ -489,9 +542,10 @@ def report(name: str, book: Book) -> dict[str, Any]:
     account, terms = book.account, book.terms
     also: dict[str, Any] = {}
     if terms.delta_slack or terms.rounding_slack:
+        dated = account.periods.to_come()
         for slack, allowed, spent in (
-            ("tail", terms.delta_slack, account.delta_slack),
-            ("drift", terms.rounding_slack, account.rounding_slack),
+            ("tail", terms.delta_slack, account.delta_slack + dated.delta_slack),
+            ("drift", terms.rounding_slack, account.rounding_slack + dated.rounding_slack),
         ):
             also[slack] = {"spent": str(spent), "left": str(allowed - spent)}
     return {
@@ -499,7 +553,7 @@ def report(name: str, book: Book) -> dict[str, Any]:
         "promise": terms.describe(),
         "terms": terms.to_json(),
         "newest_step": account.newest,
-        "spent": str(Fraction(account.peak, GRID)),
+        "spent": str(Fraction(account.most, GRID)),
         "left": str(account.left(max(account.newest, 0))),
         "left_next_step": str(account.left(account.newest + 1)),
         **also,
@@ -515,6 +569,7 @@ def report(name: str, book: Book) -> dict[str, Any]:
                 "last_step": line.last,
             }
             | ({"tail": str(line.delta_slack), "drift": str(line.rounding_slack)} if also else {})
+            | account.periods.of_run(run)
             for (run, query, purpose), line in sorted(book.spent_on.items(), key=itemgetter(0))
         ],
     }

@@ -162,7 +162,8 @@ class Charge:
     every window that it overlaps; "close" ends that interval with this step; "cover" costs every
     window that it overlaps `amount` once, for all noise that one mechanism adds to its cells.
     `delta_slack` and `rounding_slack`: what is spent of the book's, once; lost float mass is in
-    `delta_slack`, with its factor.
+    `delta_slack`, with its factor. `periods`: where a user within a period is one unit, the first
+    and the last period that pay (last None: it goes on); without it all periods do, for ever.
     """
 
     run: str
@@ -176,6 +177,7 @@ class Charge:
     kind: Kind = "cells"
     delta_slack: Fraction = _ZERO
     rounding_slack: Fraction = _ZERO
+    periods: tuple[int, int | None] | None = None
     units: int = field(init=False, repr=False, compare=False)
     """The amount in grid steps, rounded up."""
     plain: bool = field(init=False, repr=False, compare=False)
@@ -191,10 +193,18 @@ class Charge:
             and self.repeat == 1
             and self.delta_slack is _ZERO
             and self.rounding_slack is _ZERO
+            and self.periods is None
         )
         object.__setattr__(self, "plain", plain)
         if self.amount.numerator < 0 or self.repeat < 1 or self.step < 0:
             raise LedgerError(f"a charge needs amount, step >= 0 and repeat >= 1; got {self}")
+        if self.periods is not None:
+            first, last = self.periods
+            if (self.repeat, self.kind) != (1, "cells") or (last is not None and last < first):
+                raise LedgerError(
+                    "periods go with a single charge of kind cells, the first before the last; got "
+                    f"{self}"
+                )
         if self.delta_slack is _ZERO and self.rounding_slack is _ZERO:
             return
         if self.delta_slack < 0 or self.rounding_slack < 0:
@@ -232,6 +242,7 @@ class Charge:
             "kind": self.kind if self.kind != "cells" else None,
             "tail": str(self.delta_slack) if self.delta_slack else None,
             "drift": str(self.rounding_slack) if self.rounding_slack else None,
+            "periods": self.periods,
         }
         return {
             "run": self.run,
@@ -247,12 +258,14 @@ class Charge:
         """As read."""
         bins = record.get("bins")
         first, last = record["cells"]
+        periods = record.get("periods")
         others = ("run", "query", "purpose", "step", "repeat", "digest", "kind")
         return cls(
             cells=Cells(first=first, last=last, bins=bins and tuple((a, b) for a, b in bins)),
             amount=Fraction(record["amount"]),
             delta_slack=Fraction(record.get("tail", 0)),
             rounding_slack=Fraction(record.get("drift", 0)),
+            periods=periods and (periods[0], periods[1]),
             **{name: record[name] for name in others if name in record},
         )
 
@@ -288,11 +301,21 @@ class KnownRun:
     """After how many steps a series was finished: none may follow."""
     erasure: tuple[int, str] | None = None
     """Before which step a unit was last erased from the state, and the digest chain from there."""
+    begun: int | None = None
+    """The last period of units that any window drawn so far reaches into; None: none was drawn, or
+    units are not protected by period."""
+    ended: tuple[str, str] | None = None
+    """Why the run was ended, and by whom: it never draws again."""
 
     def apply(self, record: Record) -> None:
         """Take in a record about this run."""
         self.dataset = record["dataset"]
-        if "fingerprint" in record:
+        if "ended" in record:  # its epoch is one that no directory has
+            self.ended, self.epoch = (record["ended"], record["who"]), record["epoch"]
+        elif "begun" in record:
+            known = record["begun"] if self.begun is None else self.begun
+            self.begun = max(known, record["begun"])
+        elif "fingerprint" in record:
             self.fingerprint = record["fingerprint"]
         elif "epoch" in record:
             self.epoch = record["epoch"]
@@ -330,6 +353,11 @@ class KnownRun:
             facts.append({"finished": self.finished})
         if self.erasure is not None:
             facts.append({"erasure": self.erasure[0], "digest": self.erasure[1]})
+        if self.begun is not None:
+            facts.append({"begun": self.begun})
+        if self.ended is not None:
+            because, who = self.ended
+            facts.append({"ended": because, "who": who, "epoch": self.epoch})
         return [{"dataset": self.dataset, "run": run} | fact for fact in facts]
 
 

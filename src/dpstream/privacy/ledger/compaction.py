@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dpstream.privacy.ledger.charges import RECENT, is_about_run
 from dpstream.privacy.state.journal import Record
 
-_FACTS = ("fingerprint", "epoch", "reached", "minted", "finished", "erasure")
+_FACTS = ("ended", "begun", "fingerprint", "epoch", "reached", "minted", "finished", "erasure")
 _BLOCK = 1024  # steps at most, so that one charge is quickly added to a book
 
 
@@ -69,16 +69,16 @@ def _join(old: Record, new: Record) -> Record | None:
         told = old.get("positions", {}) | new.get("positions", {})
         joined = new | {"digests": [*_digests(old), *_digests(new)]}
         return joined | ({"positions": told} if told else {})
-    largest = {name: max(old[name], new[name]) for name in ("minted", "final") if name in new}
+    names = ("minted", "final", "begun")
+    largest = {name: max(old[name], new[name]) for name in names if name in new}
     return new | largest
 
 
 def _join_charges(old: Record, new: Record) -> Record | None:
     repeat, again = old.get("repeat", 1), new.get("repeat", 1)
     step = old["step"]
-    same = all(
-        old.get(name) == new.get(name) for name in ("amount", "bins", "kind", "tail", "drift")
-    )
+    names = ("amount", "bins", "kind", "tail", "drift", "periods")
+    same = all(old.get(name) == new.get(name) for name in names)
     alike = [cell - step for cell in old["cells"]] == [c - new["step"] for c in new["cells"]]
     plain = not ("kind" in new or "tail" in new or "drift" in new)
     if not (same and alike and plain) or new["step"] != step + repeat:

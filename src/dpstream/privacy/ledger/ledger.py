@@ -41,15 +41,21 @@ from dpstream.privacy.ledger.charges import (
     is_about_run,
 )
 from dpstream.privacy.ledger.compaction import fold
-from dpstream.privacy.ledger.refusals import in_words, protection, refuse_overspend
+from dpstream.privacy.ledger.refusals import (
+    in_words,
+    protection,
+    refuse_ended,
+    refuse_overspend,
+)
 from dpstream.privacy.state.journal import Journal, Record, this_process
+from dpstream.privacy.state.secret import mint_run_id
 
 BACKUPS = timedelta(days=35)
 """For how long a backup of a state directory may be put back, unless a ledger says otherwise."""
 _KEEP = 1 << 14  # steps held in memory beyond the window; older ones are read back if asked for
 _VERBATIM = timedelta(days=1)  # records that a compaction leaves as they are
 _WORTHWHILE = 1024  # records that it folds at least
-_REFUSALS = (BudgetExceeded, NoiseReuse, LedgerError)
+_REFUSALS = (BudgetExceeded, NoiseReuse, LedgerError, StateError)
 
 
 class Ledger:
@@ -139,6 +145,7 @@ class Ledger:
         log has just shown that, for a replay whose digests do not reach the recorded ones.
         """
         with self._locked():
+            self._refuse_ended(charge.run)
             oldest = charge.step if charge.kind == "close" else charge.cells.first
             book = self._book(dataset, oldest=oldest)
             loss = book.newest_loss_with(charge)
@@ -177,7 +184,20 @@ class Ledger:
     def peak(self, dataset: str) -> Fraction:
         """The most that any protected unit has lost so far."""
         with self._locked():
-            return Fraction(self._book(dataset).account.peak, GRID)
+            return Fraction(self._book(dataset).account.most, GRID)
+
+    def first_room(self, dataset: str, charge: Charge) -> int | None:
+        """The first period from which on a charge that names periods fits; None: there is none."""
+        with self._locked():
+            return self._book(dataset).account.first_room(charge)
+
+    def rehearsal(self) -> Ledger:
+        """A copy in memory, to see what charges would lead to."""
+        copy = Ledger()
+        with self._locked():
+            for record in self._all_records():
+                copy._apply(record)
+        return copy
 
     def report(self) -> list[dict[str, Any]]:
         """What was spent, on what, what is left: one entry per dataset, ready for JSON."""
@@ -257,6 +277,35 @@ class Ledger:
                     told = record.get("positions", {})
                     positions |= {int(step): moved for step, moved in told.items()}
             return digests, positions
+
+    def note_begun(self, dataset: str, run: str, period: int) -> None:
+        """Note the last period of units that the windows about to be drawn reach into.
+
+        Written before the first draw of such a window. It goes by windows, not by the clock: rows
+        may be dated ahead.
+        """
+        with self._locked():
+            self._refuse_ended(run)
+            begun = self._known(run).begun
+            if begun is None or period > begun:
+                self._note(dataset, run, begun=period)
+
+    def end(self, dataset: str, run: str, *, because: str, who: str) -> None:
+        """End a run for good: whatever state of it turns up is refused at its next step.
+
+        Nothing takes this back. An epoch that no state directory has goes with it, so that versions
+        which do not know of ends refuse the run too. Ended again, it stays as it was.
+        """
+        if not because.strip():
+            raise InvalidParameter("the end of a run is recorded with its reason (because=...)")
+        with self._locked():
+            charged = {line[0] for line in self._book(dataset).spent_on}
+            known = self._runs.get(run)
+            if run not in charged and (known is None or known.dataset != dataset):
+                raise LedgerError(f"the book of {dataset!r} knows of no run {run!r}")
+            if known is None or known.ended is None:
+                epoch = mint_run_id().hex()
+                self._note(dataset, run, ended=because, who=who, epoch=epoch)
 
     def note_windows(
         self, dataset: str, run: str, *, minted: int, final: int, epoch: str | None
@@ -458,7 +507,12 @@ class Ledger:
             book.account.peak = record.get("peak", 0)
             self._books.setdefault(record["book"], book)
         elif is_about_run(record):
-            self._runs.setdefault(record["run"], KnownRun()).apply(record)
+            run = record["run"]
+            self._runs.setdefault(run, KnownRun()).apply(record)
+            if "begun" in record:
+                self._books[record["dataset"]].account.periods.begin(run, record["begun"])
+            elif "ended" in record:
+                self._books[record["dataset"]].account.periods.end(run)
         elif "peak" in record:
             account = self._books[record["dataset"]].account
             account.peak = max(account.peak, record["peak"])
@@ -523,7 +577,12 @@ class Ledger:
         self._append(record)
         self._apply(record)
 
+    def _refuse_ended(self, run: str) -> None:
+        if run in self._runs:
+            refuse_ended(run, self._runs[run])
+
     def _refuse_overtaken(self, run: str, epoch: str) -> None:
+        self._refuse_ended(run)
         if self._known(run).epoch != epoch:
             raise StateError(
                 f"run {run[:8]} was started again by another process, from a copy of its state "

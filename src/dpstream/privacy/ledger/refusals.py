@@ -11,10 +11,10 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from dpstream.errors import BudgetExceeded, LedgerError
+from dpstream.errors import BudgetExceeded, LedgerError, StateError
 from dpstream.privacy.amounts import GRID, show
 from dpstream.privacy.ledger.balance import Book
-from dpstream.privacy.ledger.charges import Charge, Terms
+from dpstream.privacy.ledger.charges import Charge, KnownRun, Terms
 
 
 def as_epsilon(terms: Terms, amount: Fraction) -> float | None:
@@ -146,19 +146,29 @@ def refuse_overspend(dataset: str, book: Book, charge: Charge, path: Path | None
 
 
 def _refuse_allowance(which: str, book: Book, charge: Charge) -> None:
-    """Slacks add up over all charges, exactly."""
-    terms, account = book.terms, book.account
-    for name, what, remedy in (
-        ("delta_slack", "of delta to find keys", "delta"),
-        ("rounding_slack", "to round noise", "the number of triggers"),
-    ):
-        allowed, spent, asked = (getattr(each, name) for each in (terms, account, charge))
-        if asked and spent + asked > allowed:
-            raise BudgetExceeded(
-                f"{which}: {charge.purpose!r} asks for {show(asked)} {what} but only "
-                f"{show(allowed - spent)} of {show(allowed)} is left for this dataset; lower "
-                f"{remedy}, or agree on a larger book"
-            )
+    """Slacks add up over all charges, or all of a period, exactly."""
+    if name := book.account.slack_missing(charge):
+        what, remedy = {
+            "delta_slack": ("of delta to find keys", "delta"),
+            "rounding_slack": ("to round noise", "the number of triggers"),
+        }[name]
+        allowed, asked = getattr(book.terms, name), getattr(charge, name)
+        left = allowed - book.account.spent_slack(name, charge)
+        raise BudgetExceeded(
+            f"{which}: {charge.purpose!r} asks for {show(asked)} {what} but only "
+            f"{show(left)} of {show(allowed)} is left for this dataset; lower "
+            f"{remedy}, or agree on a larger book"
+        )
+
+
+def refuse_ended(run: str, known: KnownRun) -> None:
+    """A run that was ended draws nothing more, whatever state of it turns up."""
+    if known.ended is not None:
+        because, who = known.ended
+        raise StateError(
+            f"run {run[:8]} was ended for good by {who} ({because}); its state must not go on; use "
+            "a new state directory"
+        )
 
 
 def protection(terms: Terms) -> tuple[str, ...]:

@@ -25,6 +25,7 @@ from typing import Any
 from dpstream.errors import StateError
 from dpstream.privacy.ledger.charges import KnownRun
 from dpstream.privacy.ledger.ledger import Ledger
+from dpstream.privacy.ledger.refusals import refuse_ended
 from dpstream.privacy.state import (
     InputLog,
     Secret,
@@ -633,6 +634,7 @@ def _compare(directory: RunDirectory, *, older: bool = False) -> None:
     """
     folder, ledger, log = directory.folder, directory.ledger, directory.log
     known = ledger.known(directory.run.hex())
+    refuse_ended(directory.run.hex(), known)
     if log.ledger_head is not None:
         refuse_rolled_back(folder, ledger, log.ledger_head, run=directory.run, told=log.told)
     if not known.epoch and log.last >= 0:

@@ -1,0 +1,103 @@
+"""A run that was ended draws nothing more; the ledger also knows the last period it has begun."""
+
+from fractions import Fraction
+
+import pytest
+
+from dpstream.errors import InvalidParameter, LedgerError, StateError
+from dpstream.privacy.ledger.charges import Cells, Charge, Terms
+from dpstream.privacy.ledger.ledger import Ledger
+
+USERS = Terms(unit="user", total=8, measure="mu_squared", period="1 day")
+
+
+def charge(run="old", **more):
+    cells = Cells(first=0, last=0)
+    return Charge(
+        run=run, query="q", purpose="query", step=0, amount=Fraction(1), cells=cells, **more
+    )
+
+
+@pytest.fixture(params=["in memory", "in a file"])
+def ledger(request, tmp_path):
+    """A book with a run that has drawn."""
+    ledger = Ledger(None if request.param == "in memory" else tmp_path / "book")
+    ledger.open("clicks", USERS)
+    ledger.charge("clicks", charge(digest="d"), lambda step: "d")
+    ledger.begin("clicks", "old", "first", after="")
+    ledger.reach("clicks", "old", 0, ["00"], epoch="first", types="t")
+    yield ledger
+    ledger.close()
+
+
+STEPS = {
+    "start": lambda ledger: ledger.begin("clicks", "old", "second", after="first"),
+    "step": lambda ledger: ledger.reach("clicks", "old", 1, ["01"], epoch="first", types="t"),
+    "window": lambda ledger: ledger.note_windows("clicks", "old", minted=1, final=0, epoch="first"),
+    "period": lambda ledger: ledger.note_begun("clicks", "old", 7),
+    "end of a series": lambda ledger: ledger.note_finish("clicks", "old", 1, epoch="first"),
+    "charge": lambda ledger: ledger.charge("clicks", charge(digest="d"), lambda step: "d"),
+}
+
+
+@pytest.mark.parametrize("what", STEPS)
+def test_a_run_that_was_ended_is_refused_whatever_it_does_next(ledger, what):
+    """With words that say by whom and why; the book goes on with others."""
+    ledger.end("clicks", "old", because="its disk is lost", who="ana")
+
+    with pytest.raises(StateError, match=r"ended for good by ana \(its disk is lost\)"):
+        STEPS[what](ledger)
+    assert ledger.charge("clicks", charge("new"))
+
+
+@pytest.mark.parametrize("what", STEPS)
+def test_a_run_that_was_not_ended_goes_on(ledger, what):
+    """The control."""
+    STEPS[what](ledger)
+
+
+def test_an_end_is_irrevocable(ledger):
+    """Ended again it stays as it was; versions that do not know of ends meet an epoch that no
+    directory has."""
+    ledger.end("clicks", "old", because="its disk is lost", who="ana")
+    known = ledger.known("old")
+    ledger.end("clicks", "old", because="changed my mind", who="bob")
+
+    assert ledger.known("old") == known
+    assert known.ended == ("its disk is lost", "ana")
+    assert known.epoch not in ("", "first")
+
+
+def test_only_a_run_of_the_book_is_ended_and_not_without_a_reason(ledger):
+    """A mistyped run must not look as if it had been ended."""
+    with pytest.raises(LedgerError, match="knows of no run 'odl'"):
+        ledger.end("clicks", "odl", because="lost", who="ana")
+    with pytest.raises(InvalidParameter, match="because"):
+        ledger.end("clicks", "old", because=" ", who="ana")
+    assert ledger.known("old").ended is None
+
+
+def test_begun_only_grows(ledger):
+    """A replay says again what was said before."""
+    for period in (5, 7, 6):
+        ledger.note_begun("clicks", "old", period)
+
+    assert ledger.known("old").begun == 7
+
+
+def test_a_file_tells_the_next_process(tmp_path):
+    """Also if the book was in memory first."""
+    ledger = Ledger()
+    ledger.open("clicks", USERS)
+    ledger.charge("clicks", charge())
+    ledger.begin("clicks", "old", "first", after="")
+    ledger.note_begun("clicks", "old", -3)
+    ledger.end("clicks", "old", because="lost", who="ana")
+    known = ledger.known("old")
+    ledger.persist(tmp_path / "book")
+    ledger.close()
+
+    again = Ledger(tmp_path / "book")
+    assert again.known("old") == known
+    assert (known.begun, known.ended) == (-3, ("lost", "ana"))
+    again.close()
