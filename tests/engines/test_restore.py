@@ -16,6 +16,7 @@ from dpstream.privacy.state.run_directory import read_about, rotate_keys
 from dpstream.privacy.state.secret import Secret
 from tests.support import lost_files
 from tests.support.fixed import SECRET
+from tests.support.kill_and_replay import AfterReleases, BeforeDiskOperation, KindOfRun
 from tests.support.live_runs import (
     LAST,
     TIMES,
@@ -27,7 +28,7 @@ from tests.support.live_runs import (
 )
 from tests.support.long import is_long
 from tests.support.lost_files import STEPS, Grouped, Series, Stepped, rows, some
-from tests.support.runs import options, published
+from tests.support.runs import charges, options, published, query, start, table, write
 
 KINDS = {"group by": Grouped(), "series": Series(), "runner": Stepped()}
 PLACES = [(s, t) for s in range(1, STEPS) for t in range(s, STEPS + 1)]
@@ -354,3 +355,41 @@ def test_a_rotation_that_is_killed_goes_on(tmp_path, monkeypatch):
 
 def interrupt(*_):
     raise KeyboardInterrupt
+
+
+def test_the_drill(tmp_path):
+    """Kill, lose the disk, put yesterday's backup back on another path, kill, go on.
+
+    No release changes, nothing is charged twice, and what is missing is what was listed.
+    """
+    state = {"at": "state"}
+
+    def go_on(place):
+        return start(place, state=place / state["at"], ledger=place / "book", fixed=False)
+
+    facts = {"published": published, "charges": lambda place: charges(place / "book")}
+    kind = KindOfRun(prepare=lambda place: write(place, table()), start=go_on, **facts)
+    kind.prepare(tmp_path)
+    for releases in (3, 4):
+        assert AfterReleases(releases).strike(kind, tmp_path)
+        if releases == 3:
+            back_up(tmp_path / "state", tmp_path / "yesterday.tar.gz")
+    before = published(tmp_path)
+    shutil.rmtree(tmp_path / "state")
+    (restored,) = put_back(tmp_path / "yesterday.tar.gz", tmp_path / "elsewhere").values()
+    (tmp_path / "state.secret").rename(tmp_path / "elsewhere.secret")
+    state["at"] = "elsewhere"
+    assert BeforeDiskOperation(40).strike(kind, tmp_path)
+    kind.finish(tmp_path)
+    after = published(tmp_path)
+
+    assert after.items() >= before.items()
+    assert charges(tmp_path / "book") == 1
+    releases = {
+        f"clicks-w{due.window:06d}-t{due.release:06d}.parquet": due.window
+        for step in range(query().schedule.steps)
+        for due in query().schedule.due(step)
+    }
+    missing = {window for name, window in releases.items() if name not in after}
+    assert missing <= {*restored.final, *restored.lost}
+    assert len(after) > len(before)

@@ -35,6 +35,7 @@ from dpstream.privacy.state.inspection import saved_step
 from dpstream.privacy.state.journal import Journal
 from dpstream.privacy.state.run_directory import (
     ANEW,
+    NEXT,
     RestoredRun,
     adopt,
     ledger_place,
@@ -331,7 +332,7 @@ class Restoration:
                 f"since this backup ({facts['at']}): the same noise could meet other data; name "
                 "the one that was kept (--ledger FILE); or, if nothing was published since, say so "
                 "(--nothing-since): the backup's own ledger is put back; or leave this state, and "
-                f"{ANEW}"
+                f"{ANEW}, from after its longest window on"
             )
         return place
 
@@ -348,7 +349,8 @@ class Restoration:
             if erasure is not None and saved < erasure[0]:
                 raise StateError(
                     f"a unit was erased from {home} before step {erasure[0]}, and this backup is "
-                    f"of step {saved}: it would bring the unit back; use a later backup, or {ANEW}"
+                    f"of step {saved}: it would bring the unit back; use a later backup; or, if "
+                    f"units have periods, {NEXT}; or {ANEW}"
                 )
             return restore_run(
                 place, ledger=ledger, home=home, book=book, because=self.because, who=self.who

@@ -43,6 +43,8 @@ from dpstream.privacy.state.secret import secret_path
 
 FORMAT = 3
 ANEW = "use a new state directory (a new run, charged anew)"
+NEXT = "use a new state directory with --take-over (it begins with the next period, uncharged)"
+"""Where units have periods."""
 
 About = dict[str, Any]
 Facts = dict[str, str]
@@ -647,7 +649,7 @@ def _compare(directory: RunDirectory, *, older: bool = False) -> None:
             f"{folder} is older than what {ledger.path} has seen of its run: it was rolled back, "
             "or another copy of it has gone on since; the same noise could meet other data; use "
             "the newest one; or if that is lost, put a backup back (dpstream state backup) with "
-            f"dpstream state restore; or {ANEW}"
+            f"dpstream state restore; or, if units have periods, {NEXT}; or {ANEW}"
         )
     if known.types and known.types not in map(types_digest, log.types):
         raise StateError(
@@ -675,7 +677,7 @@ def _take_from_ledger(
         raise StateError(
             f"{folder / directory.about['log']} has lost its end: {len(missing)} steps were "
             f"published since, and what {len(unknown)} of them have read is not known (the first: "
-            f"step {unknown[0]}); restore it, or {ANEW}"
+            f"step {unknown[0]}); restore it; or, if units have periods, {NEXT}; or {ANEW}"
         )
     taken = [bytes.fromhex(digests[step]) for step in missing]
     if not live:
