@@ -128,10 +128,8 @@ def restore_directory(
     if as_json:
         print_json({"restored": found})
         return
-    if not secret_path(folder.resolve()).exists():
-        note(f"its secret is not at {secret_path(folder)}; put it there, or name it to the run")
     for one in found:
-        again = f"{one['steps_to_repeat']} of the steps since are read and published again"
+        again = f"{one['steps_to_repeat']} steps since then are read and published again"
         print(f"{one['directory']} goes on from step {one['saved_steps']}; {again}")
         kinds = (
             ("published_and_final", "published to its end before, not again"),
@@ -142,6 +140,8 @@ def restore_directory(
                 print(f"  window {window['window']} {_span(window)}: {meaning}")
             if len(one[kind]) > _SHOWN:
                 print(f"  and {len(one[kind]) - _SHOWN} more (see --json): {meaning}")
+    if not secret_path(folder.resolve()).exists():
+        note(f"its secret is not at {secret_path(folder)}; put it there, or name it to the run")
 
 
 @app.command("move")
