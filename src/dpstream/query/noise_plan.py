@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property, lru_cache
 from typing import Any
@@ -66,7 +66,7 @@ class NoisePlan:
     """
 
     query: Query
-    kept: tuple[tuple[int, tuple[float, ...]], ...] = ()
+    kept: tuple[tuple[int, tuple[float, ...]], ...] = field(default=(), kw_only=True)
 
     @cached_property
     def sensitivities(self) -> tuple[Fraction, ...]:
@@ -243,7 +243,7 @@ def plan_query(query: Query, counters: str | None = None) -> NoisePlan:
     """
     kept = () if counters is None else matrices_of(counters)
     while True:
-        plan = NoisePlan(query, kept)
+        plan = NoisePlan(query, kept=kept)
         try:
             _ = plan.calibrated
         except InvalidParameter:

@@ -304,7 +304,7 @@ class Restoration:
             for book, place in books.items():
                 if not _is_there(place):
                     self._put_ledger(content / facts["ledgers"][book], place)
-                    undo.callback(_remove_ledger, place)  # a refused restore leaves nothing
+                    undo.callback(_remove_ledger, Path(place))  # a refused restore leaves nothing
             restored = {n: self._run(staging / n, folder / n, books[b]) for n, b in runs.items()}
             if facts["secret"] and not secret_path(folder).exists():
                 _copy(content / "secret", secret_path(folder))

@@ -36,7 +36,7 @@ def saved_step(place: Path) -> int:
         steps.append(read_packed(place / "snapshot.dps", kind="snapshot")["steps"])
     if (place / "spark.dps").exists():
         steps.append(read_packed(place / "spark.dps", kind="spark progress")["step"])
-    return max(steps)
+    return int(max(steps))
 
 
 def describe(place: Path) -> dict[str, Any]:
@@ -190,11 +190,10 @@ class WindowNumbers:
                 yield from _tried(_opens(keys, window))
 
     def _number(self, name: str) -> int:
-        path = self._folder / name
-        text = path.read_bytes() if path.exists() else b"0"
-        number = text.partition(b" ")[0]
-        if not number.isdigit():
-            raise StateError(f"{path} is damaged: it must hold a number; restore it")
+        path, tag = self._folder / name, self._run.hex().encode()
+        number, _, found = path.read_bytes().partition(b" ") if path.exists() else (b"0", b"", tag)
+        if not number.isdigit() or found != tag:
+            raise StateError(f"{path} is damaged, or belongs to another run; restore it")
         return int(number)
 
 

@@ -683,5 +683,5 @@ def _take_from_ledger(
     if not live:
         log.record(log.last + 1, taken)
         return
-    for step, digest in zip(missing, taken, strict=True):
-        log.record(step, [digest], positions=positions[step])
+    for step, one in zip(missing, taken, strict=True):
+        log.record(step, [one], positions=positions[step])
