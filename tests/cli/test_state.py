@@ -108,7 +108,8 @@ def test_a_backup_is_put_back_beside_the_ledger_that_was_kept(run, started):
 
     assert again.code == 0
     assert "nothing new was charged" in again.err
-    assert "restored" in run("ledger", "history", "--ledger", "state/ledger", "--json").out
+    said = run("ledger", "history", "--ledger", "state/ledger").out
+    assert said.count("was restored by ann: the backup b.tar was put back") == 2
     taken = run("state", "restore", "b.tar", "state")
     assert taken.code == 4
     assert "is there already" in taken.err

@@ -355,6 +355,9 @@ def _about_run(record: dict[str, Any]) -> tuple[str, str]:
         return f"has had {record['minted']} window keys; {record['final']} are erased", ""
     if "erasure" in record:
         return "had a unit erased", f"..{record['erasure'] - 1}"
+    if "restored" in record:
+        lost = f"; {len(record['lost'])} windows are lost" if record["lost"] else ""
+        return f"was restored by {record['who']}: {record['restored']}{lost}", ""
     return f"was adopted by {record['who']}: {record['adopted']}", ""
 
 
