@@ -30,6 +30,14 @@ from tests.support.long import is_long
 from tests.support.lost_files import STEPS, Grouped, Series, Stepped, rows, some
 from tests.support.runs import charges, options, published, query, start, table, write
 
+LIVE_SERIES = dps.sql(
+    """SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 2, privacy_unit = 'w_event',
+    w = 3, mechanism = 'budget_distribution', privacy_unit_column = user, time_unit = 'us',
+    public_groups = ('/1', '/2'), start = '1970-01-01', end = '1970-01-01 06:00') window_start,
+    page, COUNT(*) AS n FROM TUMBLE(clicks, DESCRIPTOR(at), INTERVAL '1' HOUR)
+    GROUP BY window_start, page""",
+    name="series",
+)
 KINDS = {"group by": Grouped(), "series": Series(), "runner": Stepped()}
 PLACES = [(s, t) for s in range(1, STEPS) for t in range(s, STEPS + 1)]
 if not is_long():
@@ -260,6 +268,55 @@ def test_a_live_directory_is_read_again_to_where_each_step_had_read_it(tmp_path,
     lost = {window for each in read_about(tmp_path / "new")["abandoned"] for window in range(*each)}
     assert lost == {*restored.final, *restored.lost}
     assert {int(name.split("-w")[1][:6]) for name in LAST if name not in after} == lost
+
+
+def test_a_live_series_is_repeated_too(tmp_path):
+    """Its noise comes from the secret and the run, so nothing of it is lost."""
+    book = tmp_path / "book"
+
+    def go_on(state, clock):
+        (tmp_path / "in").mkdir(exist_ok=True)
+        return dps.run(
+            LIVE_SERIES, source=tmp_path / "in", live=True, state=state, secret=SECRET,
+            sink=tmp_path / "out", clock=clock, options=options(every=2), ledger=book,
+        )  # fmt: skip
+
+    clock = ScriptedClock(0, arrivals(tmp_path / "in"))
+    with go_on(tmp_path / "state", clock) as running:
+        tables = iter(running)
+        next(tables)
+        back_up(tmp_path / "state", tmp_path / "backup")
+        list(itertools.islice(tables, 3))
+    before = published(tmp_path)
+    shutil.rmtree(tmp_path / "state")
+    put_back(tmp_path / "backup", tmp_path / "new")
+    shutil.rmtree(tmp_path / "out")
+    go_on(tmp_path / "new", ScriptedClock(clock.time, arrivals(tmp_path / "in"))).finish()
+    after = published(tmp_path)
+
+    assert after.items() >= before.items()
+    assert sum(name.endswith(".parquet") for name in after) == 6
+
+
+def test_what_cannot_go_on_begins_with_the_next_period(tmp_path, monkeypatch):
+    """Units are users within three hours: a run that takes over costs nothing more."""
+    book, kind = tmp_path / "book", KINDS["group by"]
+    lose(tmp_path, kind, 1, 2, book)
+    before = spent(book)
+    put_back(tmp_path / "backup.tar", tmp_path / "new")
+    other = alter(rows(0), 1, "drop")
+    monkeypatch.setattr(lost_files, "rows", lambda extra: other)
+    with pytest.raises(NoiseReuse, match="--take-over from the next one on"):
+        some(kind, tmp_path / "new", book, STEPS)
+    anew = dps.run(
+        Grouped.query, source=other, state=tmp_path / "anew", secret=SECRET, ledger=book,
+        options=Grouped.options, take_over=True,
+    )  # fmt: skip
+    shown = [table["window_start"][0].as_py().hour for table in anew]
+    assert shown == [3, 3, 3]
+    assert spent(book)[0][0] == before[0][0]
+    with pytest.raises(StateError, match="was ended for good"):
+        put_back(tmp_path / "backup.tar", tmp_path / "third")
 
 
 def from_pipe(place, state, now, releases, book, between=lambda _: None):
