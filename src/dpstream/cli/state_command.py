@@ -55,8 +55,8 @@ def back_up_directory(
 ) -> None:
     """Copy a state directory and its ledger, consistently, while its runs go on.
 
-    Runs wait while what has changed during the copying is copied again: well below a second. Not
-    in a backup, unless asked for: the secret, without which it cannot go on. Example:
+    Runs wait while the ledger, and what has changed during the copying, is copied. Not in a backup,
+    unless asked for: the secret, without which it cannot go on. Example:
 
     dpstream state backup state/ /backups/2026-05-01.tar.gz
     """

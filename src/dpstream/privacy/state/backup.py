@@ -233,14 +233,18 @@ def _finish(content: Path, to: Path) -> None:
 
 
 @contextmanager
-def opened(source: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """A backup's folder and what it is, once every file is what it was when it was made."""
+def opened(source: Path, *, beside: Path | None = None) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """A backup's folder and what it is, once every file is what it was when it was made.
+
+    `beside`: where a tar file is unpacked meanwhile.
+    """
     if not source.exists():
         raise StateError(f"there is no backup at {source}")
     with ExitStack() as undo:
         folder = source
         if source.is_file():
-            folder = Path(undo.enter_context(TemporaryDirectory(prefix="dpstream-backup-")))
+            temporary = TemporaryDirectory(prefix=".dpstream-backup-", dir=beside)
+            folder = Path(undo.enter_context(temporary))
             try:
                 with tarfile.open(source) as archive:
                     archive.extractall(folder, filter="data")
@@ -284,8 +288,10 @@ class Restoration:
 
     def restore(self, source: Path) -> dict[str, RestoredRun]:
         """Put a backup back; the runs, by their places in the directory."""
-        with opened(source) as (content, facts), ExitStack() as undo:
-            folder, runs = self.folder.resolve(), dict(facts["runs"])
+        folder = self.folder.resolve()
+        make_directory(folder.parent)
+        with opened(source, beside=folder.parent) as (content, facts), ExitStack() as undo:
+            runs = dict(facts["runs"])
             for name in self.without:
                 if runs.pop(name, None) is None:
                     known = ", ".join(facts["runs"])
@@ -294,7 +300,6 @@ class Restoration:
             staging = folder.with_name(f".{folder.name}.restoring")
             if staging.exists():
                 shutil.rmtree(staging)  # of a restore that was killed
-            make_directory(folder.parent)
             inside = {n.removeprefix("state/") for n in facts["ledgers"].values()}
             names = [n for n in _stamps(content / "state") if n.removesuffix(".head") not in inside]
             for name in names:

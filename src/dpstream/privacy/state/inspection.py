@@ -6,7 +6,7 @@ Nothing is locked and nothing is changed: the runs may go on.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -30,8 +30,10 @@ _LOGS = ("inputs*.log", "finished-*.log")
 
 def saved_step(place: Path) -> int:
     """How many steps the newest snapshot has; 0 without one."""
-    manifests = [read_packed(p, kind="manifest") for p in place.glob("manifest-*.dps")]
-    steps = [0, *(manifest["facts"]["step"] for manifest in manifests)]
+    steps = [0]
+    for path in place.glob("manifest-*.dps"):
+        with suppress(StateError):  # damaged, or replaced meanwhile
+            steps.append(read_packed(path, kind="manifest")["facts"]["step"])
     if (place / "snapshot.dps").exists():
         steps.append(read_packed(place / "snapshot.dps", kind="snapshot")["steps"])
     if (place / "spark.dps").exists():
@@ -45,7 +47,7 @@ def describe(place: Path) -> dict[str, Any]:
     log = _log_records(place, about)
     book = ledger_place(place, about)
     windows = WindowNumbers(place, about)
-    files = [path for path in place.rglob("*") if path.is_file()]
+    sizes = [path.stat().st_size for path in place.rglob("*") if path.is_file()]
     facts: dict[str, Any] = {
         "directory": str(place),
         "kind": about["kind"],
@@ -66,8 +68,8 @@ def describe(place: Path) -> dict[str, Any]:
             "abandoned": about.get("abandoned", []),
         },
         "ledger": {"path": str(book), "own": about["own ledger"], "here": book.exists()},
-        "bytes": sum(path.stat().st_size for path in files),
-        "files": len(files),
+        "bytes": sum(sizes),
+        "files": len(sizes),
     }
     if book.exists():
         with closing(Ledger(book)) as ledger:
@@ -94,23 +96,25 @@ def _tried(found: Iterator[str]) -> Iterator[str]:
 
 
 def _faulty_files(place: Path) -> Iterator[str]:
-    named: dict[Path, bytes] = {}
+    named: dict[Path, tuple[Path, bytes]] = {}
     for path in sorted(place.rglob("*.dps")):
         try:
             if path.parent.name != "segments":
                 check_packed(path)
             if path.name.startswith("manifest-"):
                 for *_, chain in read_packed(path, kind="manifest")["chains"]:
-                    named |= {place / "segments" / name: checksum for name, _, checksum in chain}
+                    for name, _, checksum in chain:
+                        named[place / "segments" / name] = path, checksum
         except FileNotFoundError:
             continue  # it is replaced by a newer one
         except StateError as problem:
             yield str(problem)
-    for path, checksum in named.items():
+    for path, (manifest, checksum) in named.items():
         try:
             read_packed(path, kind="segment", checksum=checksum)
         except StateError as problem:
-            yield str(problem)
+            if manifest.exists():  # else there is a newer one meanwhile
+                yield str(problem)
     for path in sorted(path for name in _LOGS for path in place.glob(name)):
         yield from _tried(_read_all(path))
 
