@@ -9,6 +9,7 @@ import pytest
 
 from dpstream.privacy.state import InputLog, backup
 from dpstream.privacy.state.run_directory import read_about
+from tests.support.long import is_long
 
 CLICKS = "user,page,at\n" + "".join(f"u{n},/{n % 2},{n % 7200}\n" for n in range(400))
 PIPELINE = """
@@ -162,9 +163,9 @@ def test_what_is_damaged_is_found(run, started):
     assert run("state", "backup", "state", "b").code == 0
     assert run("state", "verify", "state").code == 0
     for root in (started, started.parent / "b"):
-        for path in sorted(path for path in root.rglob("*") if path.is_file()):
-            if path.name == "backup.json":
-                continue
+        found = sorted(path for path in root.rglob("*") if path.is_file())
+        found = [path for path in found if path.name != "backup.json"]
+        for path in found if is_long() else found[:: 1 if root == started else 6]:
             content = bytearray(path.read_bytes())
             content[len(content) // 2] ^= 1
             whole, _ = path.read_bytes(), path.write_bytes(content)
