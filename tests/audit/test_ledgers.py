@@ -33,6 +33,7 @@ CAUGHT = {
     "book_forked": 2_500,
     "book_forked_windows": 1_000,
     "book_forgets_a_charge": 2_500,
+    "book_forgets_begun_periods": 2_500,
     "state_lost_keys": 2_500,
     "state_lost_log": 500,
     "state_lost_types": 4_000,

@@ -36,6 +36,7 @@ WANTED = {
     "book_forked",
     "book_forked_windows",
     "book_forgets_a_charge",
+    "book_forgets_begun_periods",
     "state_lost_keys",
     "state_lost_log",
     "state_lost_types",

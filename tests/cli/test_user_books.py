@@ -91,3 +91,75 @@ def test_a_pipeline_file_stands_for_its_ledgers(run, folder):
         "there is no ledger at histroy (the commands are show, open, history and repair)"
         in typo.err
     )
+
+
+DAILY = """
+    SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (
+        privacy_unit_column = user, privacy_unit_period = INTERVAL '1' DAY, epsilon = 5.5,
+        delta = 1e-9, max_groups_contributed = 1, public_groups = ['a', 'b'],
+        start = TIMESTAMP '{}', end = TIMESTAMP '{}') page, COUNT(*) AS n
+    FROM TUMBLE(clicks, at, INTERVAL '1' DAY) GROUP BY page, window_start, window_end
+"""
+
+
+def daily(run, state, start, end, *more):
+    """A daily query over a week of rows, charged to the book of a promise of 6."""
+    text = DAILY.format(start, end)
+    ledger = ("--ledger", "book", "--dataset", "clicks", "--name", "daily")
+    return run("sql", text, "--source", "clicks=clicks.csv", "--state", state, *ledger, *more)
+
+
+def test_a_lost_state_goes_on_with_the_next_day_at_no_cost(run, folder):
+    """It is refused at first, with the way out; then the old run is ended, also if its state turns
+    up, and the operator is told what was dropped and what a person has lost."""
+    lines = [f"u{n},{'ab'[n % 2]},2024-05-{1 + n % 7:02d}T10:00\n" for n in range(70)]
+    (folder / "clicks.csv").write_text("user,page,at\n" + "".join(lines))
+    run(*PROMISE)
+    assert daily(run, "one", "2024-05-01", "2024-05-04").code == 0
+    (folder / "one").rename(folder / "lost")
+    refused = daily(run, "two", "2024-05-02", "2024-05-08")
+    assert refused.code != 0
+    assert "--take-over" in refused.err
+    assert "from 2024-05-04T00:00:00+00:00 on there is room for it" in refused.err
+    assert not (folder / "two").exists()
+
+    taken = daily(run, "two", "2024-05-02", "2024-05-08", "--take-over")
+    assert taken.code == 0, taken.err
+    assert "it begins with the window of 2024-05-04T00:00:00+00:00" in taken.err
+    assert "30 outside the range" in taken.err
+    assert "5.5" in taken.err
+    (folder / "lost").rename(folder / "one")
+    assert "ended for good by" in daily(run, "one", "2024-05-01", "2024-05-04").err
+
+    shown = run("ledger", "book").out
+    assert "6 left in periods that have not begun" in shown
+    assert "any one user, by the noise alone: at most epsilon = " in shown
+    assert "within 7 days" in shown
+    (book,) = run("ledger", "show", "book", "--json").json
+    old, new = sorted(book["spent_on"], key=lambda line: line["periods"])
+    assert (old["periods"], old["ended"]) == ([19844, 19846], True)
+    assert (new["periods"], new["ended"]) == ([19847, 19850], False)
+    told = run("ledger", "history", "book").out
+    assert "was ended for good by" in told
+    assert "draws for units up to period 19846" in told
+
+
+def test_a_pipeline_says_which_period_its_book_protects(run, folder):
+    """Queries of several periods need it; without it the way out is named."""
+    (folder / "clicks.csv").write_text("user,page,at\nu1,a,2024-05-01T10:00\n")
+    text = DAILY.format("2024-05-01", "2024-05-04").replace("epsilon = 5.5", "epsilon = 1")
+    weekly = text.replace("'1' DAY, epsilon", "'7' DAY, epsilon")
+    budget = '[budget]\ndataset = "clicks"\nepsilon = 6\ndelta = 1e-9\n'
+    rest = '[source]\npath = "clicks.csv"\n[state]\npath = "state"\n'
+    for name, query in (("daily", text), ("weekly", weekly)):
+        rest += f'[[query]]\nname = "{name}"\nsql = """{query}"""\n'
+    (folder / "p.toml").write_text(budget + rest)
+    assert "privacy_unit_period = '1 day'" in run("run", "p.toml").err
+    (folder / "p.toml").write_text(budget + 'privacy_unit_period = "1 day"\n' + rest)
+    done = run("run", "p.toml")
+    assert done.code == 0, done.err
+    (book,) = run("ledger", "show", "state/ledger", "--json").json
+    daily, weekly = sorted(book["spent_on"], key=lambda line: line["query"])
+    assert Fraction(weekly["amount"]) == 2 * Fraction(daily["amount"])
+    (folder / "p.toml").write_text(budget + 'privacy_unit_period = "36 hours"\n' + rest)
+    assert "one is not made of whole ones of the other" in run("run", "p.toml").err

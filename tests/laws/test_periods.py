@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dpstream as dps
-from dpstream.errors import BudgetExceeded, LedgerError, StateError
+from dpstream.errors import BudgetExceeded, InvalidParameter, LedgerError, StateError
 from dpstream.privacy.ledger.charges import Cells, Charge, Terms
 from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.query_spend import QuerySpend
@@ -184,7 +184,7 @@ def new_run(place):
 def strike_and_take_over(place, nth):
     """Kill the old run before its n-th operation on the disk, lose its state, take over from it.
 
-    None: it came to its end. Else what each of the two has drawn.
+    None: it came to its end, or had begun all periods. Else what each of the two has drawn.
     """
     write(place, table())
     ledger = Ledger(place / "book")
@@ -194,9 +194,10 @@ def strike_and_take_over(place, nth):
     if not BeforeDiskOperation(nth).strike(kind, place):
         return None
     shutil.rmtree(place / "state", ignore_errors=True)
-    taken = new_run(place)
-    for _ in taken:
-        pass
+    try:
+        taken = new_run(place).finish()
+    except InvalidParameter:  # all periods are begun
+        return None
     ledger = Ledger(place / "book")
     (book,) = ledger.report()
     begins = {line["run"]: OLD for line in book["spent_on"]}

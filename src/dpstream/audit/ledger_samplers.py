@@ -55,7 +55,7 @@ from dpstream.query.noise_plan import plan_query
 from dpstream.query.query import Query
 from dpstream.query.series_query import SeriesQuery
 from dpstream.records import Reals
-from dpstream.session.start import run_all
+from dpstream.session.start import run, run_all
 
 DATASET = "audit"
 _STEP = 24 * HOUR // STEPS
@@ -108,7 +108,7 @@ class RestartedQuery:
         options = EngineOptions(
             run_id=at.run_id, buckets=1, threads=1, snapshot_every=self.snapshot_every
         )
-        run = self.engine(
+        running = self.engine(
             query=self.query(at.runs),
             source=TableSource(self.rows(at.rows, start)),
             folder=at.folder,
@@ -117,8 +117,29 @@ class RestartedQuery:
             dataset=DATASET,
             options=options,
         )
-        with closing(run):
-            for table in run:
+        with closing(running):
+            for table in running:
+                yield values_by_run(table, self.columns, runs=at.runs, groups=at.groups)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SucceedingQuery(RestartedQuery):
+    """A GROUP BY whose state is lost after its first table; the next one takes over from it."""
+
+    def begin(self, at: RunContext, start: int) -> Tables:
+        """As `dpstream run --take-over`: behind the periods that others have begun."""
+        running = run(
+            self.query(at.runs),
+            source=self.rows(at.rows, start),
+            state=at.folder,
+            secret=at.secret,
+            ledger=at.ledger,
+            dataset=DATASET,
+            options=EngineOptions(run_id=at.run_id, buckets=1, threads=1),
+            take_over=True,
+        )
+        with closing(running):
+            for table in islice(running, 1):
                 yield values_by_run(table, self.columns, runs=at.runs, groups=at.groups)
 
 
@@ -178,8 +199,8 @@ class SharedLedgerRuns:
             terms = first.terms()
         turns = sorted(  # the first starts of all runs, then the second ones, and so on
             (start, number)
-            for number, run in enumerate(self.sharing)
-            for start in range(1 + len(run.kills))
+            for number, one in enumerate(self.sharing)
+            for start in range(1 + len(one.kills))
         )
         with TemporaryDirectory() as place:
             shared = _open_ledger(Path(place), terms)
@@ -197,9 +218,9 @@ class SharedLedgerRuns:
                     clock=terms.clock,
                     run_id=sha256(secret + bytes([number])).digest()[:16],
                 )
-                run = self.sharing[number]
-                with closing(run.begin(at, start)) as tables:
-                    seen += islice(tables, *run.kills[start : start + 1] or (None,))
+                one = self.sharing[number]
+                with closing(one.begin(at, start)) as tables:
+                    seen += islice(tables, *one.kills[start : start + 1] or (None,))
         return np.concatenate(seen, axis=1)
 
 

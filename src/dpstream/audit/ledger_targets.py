@@ -22,6 +22,7 @@ from dpstream.audit.controls.broken_engine import (
     LostInputLog,
     LostWindowKeys,
     forked_ledger,
+    ledger_without_begun_periods,
     ledger_without_last_charge,
     rows_of_another_type,
     rows_without_target,
@@ -31,6 +32,7 @@ from dpstream.audit.ledger_samplers import (
     RestartedMechanism,
     RestartedQuery,
     SharedLedgerRuns,
+    SucceedingQuery,
 )
 from dpstream.audit.lower_bounds import MANY_OUTPUTS
 from dpstream.audit.query_samplers import STEPS, WINDOWS, series_query, unit_pair
@@ -52,6 +54,7 @@ from dpstream.privacy.ledger.charges import Terms
 from dpstream.query.aggregates import Count, Sum
 from dpstream.query.query import Query
 from dpstream.query.series_query import SeriesQuery
+from dpstream.query.windows import Tumble
 
 EVENT_DELTA = 0.01
 RUNS_TOO_MANY = 8
@@ -181,6 +184,27 @@ def _live() -> Maker:
     )
 
 
+def _succeeding(runs: int) -> tuple[SucceedingQuery, ...]:
+    """Runs of one query with a period and a window for each step, each of which takes over."""
+    query = _query(
+        "taken",
+        public=True,
+        window=Tumble("8 hours"),
+        every=None,
+        privacy_unit_period="8 hours",
+    )
+    return tuple(SucceedingQuery(query=query) for _ in range(runs))
+
+
+def _one_period(period: int) -> Pair:
+    """A unit of one period, at its bounds: a row in each of two groups."""
+    return unit_pair(
+        f"a unit of period {period}, beside 5 others",
+        others=tuple((group, step, 5) for group in range(2) for step in range(STEPS)),
+        unit=tuple((group, period) for group in range(2)),
+    )
+
+
 def ledger_targets() -> Catalogue:
     """Ledgers of each kind, a query on disk that fills its ledger, and two live queries."""
     restarted = RestartedQuery(query=_query("restarts"), kills=(1, 2))
@@ -195,6 +219,13 @@ def ledger_targets() -> Catalogue:
         book_of_windows=_of_windows(),
         book_of_events=_of_events(),
         live_queries=_live(),
+        book_of_periods=_target(
+            "A book of users within periods: each of three runs takes over from the one before.",
+            SharedLedgerRuns(sharing=_succeeding(STEPS), groups=2),
+            _one_period(1),
+            _one_period(0),
+            simple=True,
+        ),
     )
 
 
@@ -203,7 +234,8 @@ def _control(about: str, *sharing: RestartedQuery, **facts: Any) -> Maker:
     ledger = {"ledger": facts.pop("ledger")} if "ledger" in facts else {}
     usual: dict[str, Any] = {"control": True, "runs": (2_000, 10_000)}
     pair = facts.pop("pair", pair_at_all_bounds(5, groups=1))
-    return _target(about, SharedLedgerRuns(sharing=sharing, **ledger), pair, **usual | facts)
+    sample = SharedLedgerRuns(sharing=sharing, groups=facts.pop("groups", 1), **ledger)
+    return _target(about, sample, pair, **usual | facts)
 
 
 def ledger_controls() -> Catalogue:
@@ -229,6 +261,13 @@ def ledger_controls() -> Catalogue:
             "A ledger loses its last charge whenever it is opened for another query.",
             *copies,
             ledger=ledger_without_last_charge,
+        ),
+        book_forgets_begun_periods=_control(
+            f"{RUNS_TOO_MANY} runs take over from each other, and all draw the first period.",
+            *_succeeding(RUNS_TOO_MANY),
+            ledger=ledger_without_begun_periods,
+            groups=2,
+            pair=_one_period(0),
         ),
         state_lost_keys=_control(
             "Window keys are lost: fifteen restarts draw the noise of a release anew.",

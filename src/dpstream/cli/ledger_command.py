@@ -18,11 +18,13 @@ from typer.core import TyperGroup
 
 from dpstream.cli.output import AsJson, new_table, people, print_json, print_whole, wants_json
 from dpstream.errors import InvalidParameter, LedgerError
+from dpstream.privacy.accounting.curves import gdp_delta, gdp_epsilon
 from dpstream.privacy.accounting.promises import delta_of_terms, promise, rows_of
 from dpstream.privacy.amounts import exact, show
 from dpstream.privacy.ledger.charges import Terms, is_about_run
 from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.ledger.refusals import as_epsilon, spent_and_left
+from dpstream.query.book_periods import loss_over
 from dpstream.query.windows import duration, in_words
 from dpstream.session.pipeline import load_pipeline
 
@@ -272,10 +274,29 @@ def books_with_dates(book_file: Ledger) -> list[dict[str, Any]]:
             "spent": as_epsilon(terms, terms.total - left),
             "left": as_epsilon(terms, left),
         }
+        if people := _people(book, terms):
+            book["people"] = people
         for line in book["spent_on"]:
             at = times.get((book["dataset"], line["run"], line["query"], line["purpose"]), [""])
             line["first_at"], line["last_at"] = at[0], at[-1]
     return books
+
+
+def _people(book: dict[str, Any], terms: Terms) -> list[dict[str, Any]]:
+    """What any one person has lost over a day, a week and a year, where units are of a period."""
+    if terms.period == "forever" or terms.epsilon is None or not book["spent_on"]:
+        return []
+    slack = 2 * terms.rounding_slack
+    delta = gdp_delta(mu=math.sqrt(terms.total), epsilon=terms.epsilon - slack)
+    lines = []
+    for days in (1, 7, 365):
+        loss = loss_over(book, days)
+        if loss is not None and 0 < delta < 1:
+            epsilon = gdp_epsilon(mu=math.sqrt(loss), delta=delta) if loss else 0.0
+            within = {1: "a day", 7: "7 days", 365: "365 days"}[days]
+            line = {"within": within, "mu_squared": float(loss), "epsilon": epsilon}
+            lines.append(line | {"delta": delta})
+    return lines
 
 
 def print_books(console: Console, books: list[dict[str, Any]]) -> None:
@@ -291,6 +312,12 @@ def print_books(console: Console, books: list[dict[str, Any]]) -> None:
         console.print(f"{bar} {spent_and_left(book)}", soft_wrap=True)
         if terms.measure != "epsilon":
             console.print(f"counted as {_parts(book, terms.total, left)}", soft_wrap=True)
+        if "people" in book:
+            parts = (f"{line['epsilon']:.3g} within {line['within']}" for line in book["people"])
+            console.print(
+                f"any one user, by the noise alone: at most epsilon = {', '.join(parts)}",
+                soft_wrap=True,
+            )
         if book["spent_on"]:
             print_whole(console, _spent_on(book["spent_on"]))
         console.print()
@@ -347,6 +374,10 @@ def _spent_on(lines: list[dict[str, Any]]) -> Table:
 
 def _about_run(record: dict[str, Any]) -> tuple[str, str]:
     """What a record says of a run, and of which step."""
+    if "ended" in record:
+        return f"was ended for good by {record['who']}: {record['ended']}", ""
+    if "begun" in record:
+        return f"draws for units up to period {record['begun']}", ""
     if "epoch" in record:
         return "was started, or goes on", ""
     if "reached" in record:

@@ -286,8 +286,8 @@ class Run(ABC):
 class Beginning:
     """Where a run of a query with periods begins, if not with its first window."""
 
-    first_period: int | None = None
-    """Windows that begin before this period are left out."""
+    not_before: int | None = None
+    """Windows that begin before this time are left out: it is the first of a period."""
     takes_over: tuple[str, ...] = ()
     """Runs that are ended for good before this one is charged."""
     who: str = ""
@@ -327,8 +327,8 @@ class QueryRun(Run):
         self._begin(kept)
         if kept is not None:
             self.beginning = Beginning(**kept["notes"].get("beginning", {}))
-        if self.beginning.first_period is not None:
-            self.query = self.query.from_period(self.beginning.first_period)
+        if self.beginning.not_before is not None:
+            self.query = self.query.not_before(self.beginning.not_before)
         self.plan = plan_query(self.query, None if kept is None else kept["facts"]["counters"])
         self.query = self.plan.query
 
@@ -431,7 +431,9 @@ class QueryRun(Run):
 
     def _admit(self) -> None:
         """Open the book if there is none; refuse early what will not fit."""
-        self._storage.ledger.admit(self.dataset, self.plan.terms(), f"query {self.query.name!r}")
+        ledger = self._storage.ledger
+        terms = self.plan.terms(ledger.terms(self.dataset))
+        ledger.admit(self.dataset, terms, f"query {self.query.name!r}")
 
     def _charge(self) -> QuerySpend:
         """Charge the run, after its first rows: a source that cannot be read costs nothing."""

@@ -48,11 +48,18 @@ class NoiseStreams(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class PaidPeriods:
-    """Which periods of its book a query reads, and up to which one a window of it reaches."""
+    """Which periods of its book a query reads, and up to which one a window of it reaches.
 
-    first: int
-    last: int | None
-    last_of: Callable[[int], int]
+    `first` None: all of them, for ever. `own`: as `Charge.own_periods`.
+    """
+
+    first: int | None = None
+    last: int | None = None
+    last_of: Callable[[int], int] = field(default=lambda window: 0)
+    own: tuple[int, int] | None = None
+
+
+ALL_PERIODS = PaidPeriods()
 
 
 class QuerySpend:
@@ -68,7 +75,7 @@ class QuerySpend:
         self._ledger, self._dataset, self._keys = ledger, dataset, keys
         self._terms = _users_book(ledger, dataset)
         self._digest: bytes | None = None  # of the plan, once paid for
-        self._periods: PaidPeriods | None = None
+        self._periods = ALL_PERIODS
         self._begun: int | None = None
         self._opened: dict[tuple[int, str, int], NoiseStream] = {}
         self._lock, self._process = threading.Lock(), this_process.id
@@ -86,7 +93,7 @@ class QuerySpend:
         delta_slack: Fraction,
         error: FloatError,
         digest: str,
-        periods: PaidPeriods | None = None,
+        periods: PaidPeriods = ALL_PERIODS,
     ) -> None:
         """Charge all noise of the query; made again by the same run it counts once.
 
@@ -122,7 +129,7 @@ class QuerySpend:
         mu_squared: Fraction,
         delta_slack: Fraction,
         error: FloatError,
-        periods: PaidPeriods | None,
+        periods: PaidPeriods,
         digest: str,
     ) -> Charge:
         return Charge(
@@ -135,7 +142,8 @@ class QuerySpend:
             digest=digest,
             delta_slack=with_lost_mass(self._terms, delta_slack=delta_slack, error=error),
             rounding_slack=error.xi,
-            periods=None if periods is None else (periods.first, periods.last),
+            periods=None if periods.first is None else (periods.first, periods.last),
+            own_periods=periods.own,
         )
 
     def begin(self, step: int) -> None:
@@ -185,7 +193,7 @@ class QuerySpend:
 
     def _begin_periods(self, windows: Sequence[int]) -> None:
         """Tell the ledger up to which period these windows reach, before they are drawn."""
-        if self._periods is None or not windows:
+        if self._periods.first is None or not windows:
             return
         last = max(map(self._periods.last_of, windows))
         if self._begun is None or last > self._begun:

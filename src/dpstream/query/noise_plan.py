@@ -21,12 +21,14 @@ from dpstream.counting.binary_tree import Honaker
 from dpstream.counting.buffered import BufferedLinearToeplitz, LastTwice
 from dpstream.counting.noise_scale import Process, QueryCalibration, calibrate_query, sigma_for
 from dpstream.errors import InvalidParameter
+from dpstream.privacy.accounting.accountant import FloatError
 from dpstream.privacy.accounting.calibration import split_budget
 from dpstream.privacy.accounting.promises import own_terms
 from dpstream.privacy.ledger.charges import Terms
 from dpstream.privacy.query_spend import QuerySpend
 from dpstream.privacy.sensitivity import group_by_change, rounds_change, units_change
 from dpstream.query.aggregates import Measure, Sum
+from dpstream.query.book_periods import book_share, same_rows
 from dpstream.query.query import Query
 from dpstream.records import Integers, Reals
 
@@ -151,8 +153,20 @@ class NoisePlan:
         processes = [(length, self._process(length)) for length in self.query.schedule.lengths]
         return [(n, () if isinstance(p, Honaker) else p.decays) for n, p in processes]
 
-    def terms(self) -> Terms:
-        """The book that this query opens where there is none."""
+    def terms(self, book: Terms | None = None) -> Terms:
+        """The book that this query opens where there is none, or its terms within a `book`.
+
+        A book of other periods of the same users counts what it takes of them (`book_periods`).
+        """
+        query = self.query
+        own = self._own_terms()
+        same = book is None or query.period_in_words == book.period
+        if book is None or same or not same_rows(query, book):
+            return own
+        book_share(query, book)
+        return replace(own, period=book.period, time_zone=book.time_zone, change=book.change)
+
+    def _own_terms(self) -> Terms:
         query = self.query
         return own_terms(
             epsilon=query.epsilon,
@@ -166,16 +180,22 @@ class NoisePlan:
 
     def pay(self, spend: QuerySpend, digest: str) -> None:
         """Charge the whole run, once."""
-        spend.pay(**self._cost(), digest=digest, periods=self.query.paid_periods)
+        spend.pay(**self.cost(spend.book), digest=digest)
 
     def first_room(self, spend: QuerySpend) -> int | None:
         """The first period from which on the book could pay for the query; None: it never can."""
-        periods = self.query.paid_periods
-        return None if periods is None else spend.first_room(**self._cost(), periods=periods)
+        cost = self.cost(spend.book)
+        return None if cost["periods"].first is None else spend.first_room(**cost)
 
-    def _cost(self) -> dict[str, Any]:
-        mu_squared, error = self.calibrated.mu_squared, self.calibrated.error
-        return {"mu_squared": mu_squared, "delta_slack": self.delta_slack, "error": error}
+    def cost(self, book: Terms) -> dict[str, Any]:
+        """What one unit of the book loses by the whole run."""
+        share, error = book_share(self.query, book), self.calibrated.error
+        return {
+            "mu_squared": share.mu_squared(self.calibrated.mu_squared, self.shares, self.columns),
+            "delta_slack": self.delta_slack * share.groups,
+            "error": FloatError(xi=error.xi * share.groups, tau=error.tau * share.groups),
+            "periods": share.periods,
+        }
 
     def window(self, releases: int) -> WindowPlan:
         """The noise of a window with so many releases."""

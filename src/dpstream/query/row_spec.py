@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from dpstream.errors import InvalidParameter
 from dpstream.mechanisms.base import whole
-from dpstream.privacy.query_spend import PaidPeriods
+from dpstream.privacy.query_spend import ALL_PERIODS, PaidPeriods
 from dpstream.privacy.state.identity import Identified, canonical
 from dpstream.query.aggregates import Measure
 from dpstream.query.column_types import Types, declared_types
@@ -287,20 +287,19 @@ class RowSpec(Identified, identity=None, keys=_KEYS):
         ticks = Ticks(origin=origin, size=self.window.size, zone=self.time_zone)
         return replace(self, start=Micros(ticks.at(ticks.last_before(now))))
 
-    def from_period(self, first: int) -> Self:
-        """This query from a period on: windows that begin before it are left out.
+    def not_before(self, border: int) -> Self:
+        """This query from a time on: windows that begin before it are left out.
 
-        A window that reaches from an earlier period into it would read rows of both.
+        A window that reaches beyond the end of a period would read rows of both.
         """
-        assert self.periods is not None
         assert self.start is not None
-        schedule, border = self.schedule, self.periods.at(first)
+        schedule = self.schedule
         if border <= self.start:
             return self
         if schedule.edges is None or (self.end is not None and border >= self.end):
             raise InvalidParameter(
-                f"no window of {self.name!r} lies behind {iso(border)}, where its first period to "
-                "come begins"
+                f"no window of {self.name!r} lies behind {iso(border)}, before which all periods "
+                "are spent"
             )
         number = schedule.edges.next_from(border)
         if schedule.kind == "cumulate":
@@ -311,11 +310,11 @@ class RowSpec(Identified, identity=None, keys=_KEYS):
         return replace(self, start=Micros(start), triggers=times)
 
     @property
-    def paid_periods(self) -> PaidPeriods | None:
+    def paid_periods(self) -> PaidPeriods:
         """The periods whose rows it reads, and the last one that each window reaches into."""
         ticks, schedule, start = self.periods, self.schedule, self.start
         if ticks is None or start is None:
-            return None
+            return ALL_PERIODS
 
         def last_of(window: int) -> int:
             end = schedule.span(window)[1]

@@ -22,6 +22,7 @@ from dpstream.mechanisms import name_of
 from dpstream.privacy.ledger.charges import Terms
 from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.state.run_directory import read_about
+from dpstream.query.book_periods import book_share
 from dpstream.query.noise_plan import plan_query
 from dpstream.query.query import Query
 from dpstream.query.series_query import SeriesQuery
@@ -149,7 +150,7 @@ def _book(book: PipelineBook, pipeline: Pipeline) -> dict[str, Any]:
         if isinstance(query, SeriesQuery):
             lines.append(_series_charge(query, terms))
         else:
-            lines += _user_charges(query)
+            lines += _user_charges(query, terms)
     lines += _others(book, terms, pipeline)
     spent = sum((line["exact"] for line in lines), Fraction(0))
     for line in lines:
@@ -172,14 +173,15 @@ def _book(book: PipelineBook, pipeline: Pipeline) -> dict[str, Any]:
     }
 
 
-def _user_charges(query: Any) -> list[Line]:
+def _user_charges(query: Any, book: Terms) -> list[Line]:
     """The one charge of a run, by what its noise is put on."""
     plan = plan_query(query.starting(0))
+    of_book = book_share(plan.query, book)
     return [
         {
             "query": query.name,
             "purpose": measure_name(measure),
-            "exact": share,
+            "exact": share * of_book.times(measure),
             "charges": 1,
             "epsilon": float(query.epsilon),
             "delta": float(query.delta),
@@ -215,7 +217,8 @@ def _others(book: PipelineBook, terms: Terms, pipeline: Pipeline) -> list[Line]:
     begun = [read_about(pipeline.state / safe_name(query.name)) for query in book.queries]
     mine = {about["run"].hex() for about in begun if about is not None}
     lines = [] if known is None else known["spent_on"]
-    others = [line for line in lines if line["run"] not in mine]
+    over = {line["run"] for line in lines if line.get("ended")}  # other periods have paid for them
+    others = [line for line in lines if line["run"] not in mine | over]
     if not others:
         return []
     total = sum((Fraction(line["amount"]) for line in others), Fraction(0))

@@ -23,6 +23,7 @@ from dpstream.privacy.ledger.refusals import amount_in_words, book_in_words
 from dpstream.privacy.query_spend import QuerySpend
 from dpstream.privacy.state import MemoryWindowKeys, mint_run_id
 from dpstream.privacy.state.run_directory import is_charged, read_about
+from dpstream.query.book_periods import book_ticks
 from dpstream.query.noise_plan import plan_query
 from dpstream.query.query import Query
 from dpstream.query.series_query import SeriesQuery
@@ -78,6 +79,11 @@ class _Rehearsal:
     book: dict[str, Any]
     now: int
 
+    @property
+    def terms(self) -> Terms:
+        """The terms of the book."""
+        return Terms.from_json(dict(self.book["terms"]))
+
     def begin(self, query: Query, folder: Path | None, *, take_over: bool) -> Beginning:
         """Where the query begins; it is refused if it does not fit there.
 
@@ -103,7 +109,7 @@ class _Rehearsal:
 
     def _pay(self, query: Query) -> None:
         plan = plan_query(query)
-        self.copy.admit(self.book["dataset"], plan.terms(), f"query {query.name!r}")
+        self.copy.admit(self.book["dataset"], plan.terms(self.terms), f"query {query.name!r}")
         plan.pay(self._spend(query), "copy")
 
     def _spend(self, query: Query) -> QuerySpend:
@@ -117,24 +123,24 @@ class _Rehearsal:
 
     def _take_over(self, query: Query) -> Beginning:
         """Behind the last period that earlier runs of the query have begun, which are ended."""
-        before = _earlier_runs(query, self.book)
-        if not before or query.periods is None:
+        before, ticks = _earlier_runs(query, self.book), book_ticks(self.terms)
+        if not before or ticks is None:
             return Beginning()
         runs = tuple(line["run"] for line in before if not line["ended"])
         begun = [line["begun"] for line in before if line["begun"] is not None]
-        first = max(begun) + 1 if begun else None
+        first = ticks.at(max(begun) + 1) if begun else None
         whom = ", ".join(line["run"][:8] for line in before)
         notice = f"{query.name!r} takes over from run {whom}, which is ended for good"
         if first is not None:
-            notice += _begins(_from(query, Beginning(first_period=first)))
-        return Beginning(first_period=first, takes_over=runs, who=_login_name(), notice=notice)
+            notice += _begins(_from(query, Beginning(not_before=first)))
+        return Beginning(not_before=first, takes_over=runs, who=_login_name(), notice=notice)
 
     def _later(self, query: Query, problem: str) -> Beginning | None:
         """From the first period on that has room for it; only a query without end is moved."""
-        room = plan_query(query).first_room(self._spend(query))
-        if room is None or query.end is not None:
+        room, ticks = plan_query(query).first_room(self._spend(query)), book_ticks(self.terms)
+        if room is None or query.end is not None or ticks is None:
             return None
-        chosen = Beginning(first_period=room)
+        chosen = Beginning(not_before=ticks.at(room))
         query = _from(query, chosen)
         self._pay(query)
         notice = f"{self.which} has no room for {query.name!r} in periods that have begun"
@@ -142,17 +148,24 @@ class _Rehearsal:
 
     def _refused(self, query: Query, problem: BudgetExceeded) -> BudgetExceeded:
         (now,) = (b for b in self.copy.report() if b["dataset"] == self.book["dataset"])
-        asked = plan_query(query).calibrated.mu_squared
+        asked = plan_query(query).cost(self.terms)["mu_squared"]
         return BudgetExceeded(
             f"the query {query.name!r} does not fit into {self.which}: "
             f"{_short_of(query, asked, now, str(problem))}"
-            f"{_seen_before(query, self.book)}; nothing was read"
+            f"{self._room_later(query)}{_seen_before(query, self.book)}; nothing was read"
         )
+
+    def _room_later(self, query: Query) -> str:
+        """The way out of a query with an end, of which only the first periods are spent."""
+        room, ticks = plan_query(query).first_room(self._spend(query)), book_ticks(self.terms)
+        if room is None or ticks is None:
+            return ""
+        return f"; from {iso(ticks.at(room))} on there is room for it: give it that start"
 
 
 def _from(query: Query, beginning: Beginning) -> Query:
-    first = beginning.first_period
-    return query if first is None else query.from_period(first)
+    first = beginning.not_before
+    return query if first is None else query.not_before(first)
 
 
 def _begins(query: Query) -> str:
@@ -200,7 +213,7 @@ def _seen_before(query: Query, book: dict[str, Any]) -> str:
     )
     return (
         f"; a query {query.name!r} was charged before: to see its releases again, use the state "
-        f"directory of that run{over if before and query.periods is not None else ''}"
+        f"directory of that run{over if before else ''}"
     )
 
 

@@ -22,14 +22,16 @@ from dpstream.connectors.server_base import ServerOptions, is_uri
 from dpstream.connectors.storage import safe_name
 from dpstream.connectors.write_ahead import PUSHED, pushed_folder
 from dpstream.engines.query_run import AnyQuery
-from dpstream.errors import InvalidInput, InvalidParameter
+from dpstream.errors import InvalidInput, InvalidParameter, LedgerError
 from dpstream.privacy.accounting.calibration import mu_squared_for, rho_for
+from dpstream.privacy.accounting.promises import rows_of
 from dpstream.privacy.amounts import on_grid, positive
 from dpstream.privacy.ledger.charges import Terms
 from dpstream.privacy.ledger.ledger import BACKUPS, Ledger
 from dpstream.privacy.state.secret import secret_path
+from dpstream.query.book_periods import FOREVER, book_share, same_rows
 from dpstream.query.query import Query
-from dpstream.query.windows import duration
+from dpstream.query.windows import duration, in_words
 from dpstream.session import Feed
 from dpstream.sql_compiler.compile_sql import Compiled, compile_sql, remarks
 
@@ -50,7 +52,13 @@ _KEYS: dict[str, dict[str, tuple[type, ...]]] = {
         "buffer_mib": (int,),
         "on_damage": _TEXT,
     },
-    "budget": {"dataset": _TEXT, "epsilon": _NUMBER, "delta": _NUMBER, "ledger": _TEXT},
+    "budget": {
+        "dataset": _TEXT,
+        "epsilon": _NUMBER,
+        "delta": _NUMBER,
+        "ledger": _TEXT,
+        "privacy_unit_period": _TEXT,
+    },
     "state": {"path": _TEXT, "secret": _TEXT},
     "sink": {"to": _TEXTS},
     "engine": {"name": _TEXT, "master": _TEXT, "buckets": (int,), "state_location": _TEXT},
@@ -303,9 +311,13 @@ class PipelineBook:
     delta: Fraction | None
     ledger: Path
     queries: tuple[AnyQuery, ...]
+    period: str | None = None
+    """Within which users are protected, where queries have several; None: they all have one."""
 
     def terms(self) -> Terms:
         """The terms of the book; every query must protect the same rows."""
+        if self.period is not None:
+            return self._terms_of_period(self.period)
         first = self.queries[0]
         wanted = self._terms_of(first)
         for query in self.queries[1:]:
@@ -315,7 +327,40 @@ class PipelineBook:
                     f"{self.where}: queries that share a book must protect the same unit: "
                     f"{first.name!r} protects {_protects(wanted)}, {query.name!r} protects "
                     f"{_protects(other)}; make them agree, or use two pipelines"
+                    f"{_same_but_for_periods(first, query)}"
                 )
+        return wanted
+
+    def _terms_of_period(self, period: str) -> Terms:
+        """The terms of a book whose queries may have finer and coarser periods than it has."""
+        users = [query for query in self.queries if isinstance(query, Query)]
+        timed = [query for query in users if query.periods is not None] or users
+        if len(users) < len(self.queries):
+            raise InvalidParameter(
+                f"{self.where}: privacy_unit_period is for queries that protect users; leave it out"
+            )
+        own, change = self._terms_of(timed[0]), timed[0].protected
+        if period == FOREVER:
+            change = rows_of(timed[0].privacy_unit_column)
+        elif timed[0].periods is None:
+            raise InvalidParameter(
+                f"{self.where}: no query has a privacy_unit_period, and the book has {period!r}; "
+                "leave it out, or give one of them that period"
+            )
+        else:
+            period = in_words(duration(period, f"{self.where}: privacy_unit_period"))
+        wanted = replace(own, period=period, change=change)
+        for query in users:
+            if not same_rows(query, wanted):
+                raise InvalidParameter(
+                    f"{self.where}: queries that share a book must protect the same users; the "
+                    f"book protects {_protects(wanted)}, {query.name!r} protects "
+                    f"{_protects(self._terms_of(query))}; make them agree, or use two pipelines"
+                )
+            try:
+                book_share(query.starting(0), wanted)
+            except LedgerError as problem:
+                raise InvalidParameter(f"{self.where}: {problem}") from None
         return wanted
 
     def _terms_of(self, query: AnyQuery) -> Terms:
@@ -339,6 +384,18 @@ class PipelineBook:
                 f"{self.where} has no delta, which {query.name!r} needs; add delta = 1e-8"
             )
         return self.delta
+
+
+def _same_but_for_periods(one: AnyQuery, other: AnyQuery) -> str:
+    """The way out for queries of the same users with several periods."""
+    if not (isinstance(one, Query) and isinstance(other, Query)):
+        return ""
+    if one.privacy_unit_column != other.privacy_unit_column or one.periods == other.periods:
+        return ""
+    return (
+        "; or say which period the book protects, such as privacy_unit_period = "
+        f"{one.period_in_words!r}: a query of another one then costs more (docs/group-by.md)"
+    )
 
 
 def _protects(terms: Terms) -> str:
@@ -379,6 +436,7 @@ def _books(
                 delta=positive(table["delta"], f"{where}: delta") if "delta" in table else None,
                 ledger=ledger or folder / "ledger",
                 queries=mine,
+                period=table.get("privacy_unit_period"),
             )
         )
     names = [(book.ledger, book.dataset) for book in books]

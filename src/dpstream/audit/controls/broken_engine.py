@@ -28,6 +28,7 @@ from dpstream.audit.query_samplers import unit_spellings
 from dpstream.connectors.memory import TableSource
 from dpstream.engines.embedded.embedded_engine import LocalRun
 from dpstream.engines.embedded.series_run import SeriesRun
+from dpstream.errors import LedgerError
 from dpstream.group_by.bounding import FIRST, KEPT, KeepMask, StepRows, UnitBucket
 from dpstream.group_by.flow import Flow
 from dpstream.group_by.perturb import NoisySums
@@ -36,6 +37,7 @@ from dpstream.privacy.ledger.charges import Charge, Terms
 from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.query_spend import NoiseStreams
 from dpstream.privacy.state import WindowKeySource
+from dpstream.privacy.state.journal import Journal
 from dpstream.privacy.state.secret import derive
 from dpstream.query.aggregates import Measure
 from dpstream.query.noise_plan import NoisePlan, WindowPlan
@@ -316,6 +318,19 @@ def ledger_without_last_charge(path: Path, number: int) -> Path:
     """
     before = path if number == 0 else path.with_name(f"copy-{number - 1}")
     return _copy_ledger(before, path.with_name(f"copy-{number}"), forgotten=1)
+
+
+def ledger_without_begun_periods(path: Path, number: int) -> Path:
+    """A ledger that forgets which periods its runs have begun.
+
+    True: who takes over begins with the first period again, and k runs draw it k times.
+    """
+    before = path if number == 0 else path.with_name(f"copy-{number - 1}")
+    copy = path.with_name(f"copy-{number}")
+    with closing(Ledger(before)) as old:
+        kept = [record for record in old.history(DATASET) if "begun" not in record]
+    Journal.write_new(copy, kept, kind="ledger", error=LedgerError)
+    return copy
 
 
 def _copy_ledger(path: Path, copy: Path, *, forgotten: int) -> Path:

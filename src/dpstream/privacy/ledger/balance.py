@@ -85,7 +85,7 @@ class Account:
         self.total = floor_units(terms.total)
         self.peak = 0
         self.delta_slack, self.rounding_slack = Fraction(0), Fraction(0)
-        self.periods = PeriodLosses()
+        self._periods: PeriodLosses | None = None  # of charges and runs that name any
         self._steps: dict[int, StepLoss] = {}
         self._intervals: dict[Key, Span] = {}
         self._live: dict[Key, Span] = {}  # those that a window ending now or later can meet
@@ -98,7 +98,20 @@ class Account:
             raise LedgerError("only a book of users has charges that name periods")
         if charge.periods is not None:
             return self._loss_always() + self.periods.worst(charge.periods).units + charge.units
-        return self._loss_of_steps(charge) + self.periods.worst().units
+        lost = self._loss_of_steps(charge)
+        return lost + self._periods.worst().units if self._periods else lost
+
+    @property
+    def periods(self) -> PeriodLosses:
+        """What periods have lost, by the charges that name them."""
+        if self._periods is None:
+            self._periods = PeriodLosses()
+        return self._periods
+
+    @property
+    def has_periods(self) -> bool:
+        """Has any charge named periods?"""
+        return bool(self._periods)
 
     def _loss_always(self) -> int:
         """What every unit of a book of users has lost, whatever its period."""
@@ -169,7 +182,7 @@ class Account:
     def newest_loss_with(self, charge: Charge) -> int | None:
         """`loss_with` of a plain charge to the newest step or a later one; None: it is older."""
         first = charge.step
-        if first < self._end or first < self.since or self.periods:
+        if first < self._end or first < self.since or self._periods:
             return None
         return self._sum_at(first) + (self._overlapping(first) if self._live else 0) + charge.units
 
@@ -197,13 +210,19 @@ class Account:
         return tops + self._overlapping(step)
 
     def left(self, step: int) -> Fraction:
-        """What the window that ends at `step` may still spend; of periods, those not begun yet."""
-        return Fraction(self.total - self.loss_at(step) - self.periods.to_come().units, GRID)
+        """What the window that ends at `step` may still spend; of periods, the one with least."""
+        lost = self.loss_at(step) + (self._periods.worst().units if self._periods else 0)
+        return Fraction(self.total - lost, GRID)
+
+    @property
+    def left_to_come(self) -> Fraction:
+        """What units of periods that nobody has begun may still lose, in a book of users."""
+        return Fraction(self.total - self._loss_always() - self.periods.to_come().units, GRID)
 
     @property
     def most(self) -> int:
         """The most that any unit has lost, in grid units."""
-        if not self.periods:
+        if not self.has_periods:
             return self.peak
         return self._loss_always() + self.periods.worst().units
 
@@ -355,6 +374,7 @@ class SpentOn:
     last: int = -1
     delta_slack: Fraction = Fraction(0)
     rounding_slack: Fraction = Fraction(0)
+    own_periods: tuple[int, int] | None = None
 
     def add(self, charge: Charge) -> None:
         """Count a charge."""
@@ -366,6 +386,7 @@ class SpentOn:
         if not charge.plain:
             self.delta_slack += charge.delta_slack
             self.rounding_slack += charge.rounding_slack
+            self.own_periods = charge.own_periods
 
 
 class Book:
@@ -542,7 +563,7 @@ def report(name: str, book: Book) -> dict[str, Any]:
     account, terms = book.account, book.terms
     also: dict[str, Any] = {}
     if terms.delta_slack or terms.rounding_slack:
-        dated = account.periods.to_come()
+        dated = account.periods.worst()
         for slack, allowed, spent in (
             ("tail", terms.delta_slack, account.delta_slack + dated.delta_slack),
             ("drift", terms.rounding_slack, account.rounding_slack + dated.rounding_slack),
@@ -556,6 +577,7 @@ def report(name: str, book: Book) -> dict[str, Any]:
         "spent": str(Fraction(account.most, GRID)),
         "left": str(account.left(max(account.newest, 0))),
         "left_next_step": str(account.left(account.newest + 1)),
+        **({"left_to_come": str(account.left_to_come)} if account.has_periods else {}),
         **also,
         "runs": len({key[0] for key in book.spent_on}),
         "spent_on": [
@@ -569,6 +591,7 @@ def report(name: str, book: Book) -> dict[str, Any]:
                 "last_step": line.last,
             }
             | ({"tail": str(line.delta_slack), "drift": str(line.rounding_slack)} if also else {})
+            | ({} if line.own_periods is None else {"own_periods": list(line.own_periods)})
             | account.periods.of_run(run)
             for (run, query, purpose), line in sorted(book.spent_on.items(), key=itemgetter(0))
         ],

@@ -164,6 +164,8 @@ class Charge:
     `delta_slack` and `rounding_slack`: what is spent of the book's, once; lost float mass is in
     `delta_slack`, with its factor. `periods`: where a user within a period is one unit, the first
     and the last period that pay (last None: it goes on); without it all periods do, for ever.
+    `own_periods`: (k, s), for reports: k of the book's periods are one of the query (0: all), and
+    rows of s of its own may share a window; None: (1, 1), and unknown without `periods`.
     """
 
     run: str
@@ -178,6 +180,7 @@ class Charge:
     delta_slack: Fraction = _ZERO
     rounding_slack: Fraction = _ZERO
     periods: tuple[int, int | None] | None = None
+    own_periods: tuple[int, int] | None = None
     units: int = field(init=False, repr=False, compare=False)
     """The amount in grid steps, rounded up."""
     plain: bool = field(init=False, repr=False, compare=False)
@@ -243,6 +246,7 @@ class Charge:
             "tail": str(self.delta_slack) if self.delta_slack else None,
             "drift": str(self.rounding_slack) if self.rounding_slack else None,
             "periods": self.periods,
+            "own_periods": self.own_periods,
         }
         return {
             "run": self.run,
@@ -258,7 +262,7 @@ class Charge:
         """As read."""
         bins = record.get("bins")
         first, last = record["cells"]
-        periods = record.get("periods")
+        periods, own = record.get("periods"), record.get("own_periods")
         others = ("run", "query", "purpose", "step", "repeat", "digest", "kind")
         return cls(
             cells=Cells(first=first, last=last, bins=bins and tuple((a, b) for a, b in bins)),
@@ -266,6 +270,7 @@ class Charge:
             delta_slack=Fraction(record.get("tail", 0)),
             rounding_slack=Fraction(record.get("drift", 0)),
             periods=periods and (periods[0], periods[1]),
+            own_periods=own and (own[0], own[1]),
             **{name: record[name] for name in others if name in record},
         )
 

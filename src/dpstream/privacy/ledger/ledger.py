@@ -578,8 +578,9 @@ class Ledger:
         self._apply(record)
 
     def _refuse_ended(self, run: str) -> None:
-        if run in self._runs:
-            refuse_ended(run, self._runs[run])
+        known = self._runs.get(run)
+        if known is not None and known.ended is not None:
+            refuse_ended(run, known)
 
     def _refuse_overtaken(self, run: str, epoch: str) -> None:
         self._refuse_ended(run)

@@ -83,6 +83,9 @@ def spent_and_left(report: Mapping[str, Any]) -> str:
     if terms.unit != "user":
         return f"{line}, {_short(float(at_next))} left{then}"
     line += f", {_short(rest)} left"
+    to_come = as_epsilon(terms, Fraction(report.get("left_to_come", left)))
+    if to_come is not None and to_come > rest:
+        return f"{line}; {_short(to_come)} left in periods that have not begun"
     if terms.measure == "epsilon" or not 0 < left < terms.total:
         return line
     return f"{line} for further queries (epsilons do not simply add up)"
