@@ -49,6 +49,33 @@ def test_it_is_so_on_every_engine(tmp_path, engine):
         start("users", tmp_path / "two", book, engine).finish()
 
 
+def test_a_run_takes_over_on_every_engine(tmp_path, engine):
+    """From a run that was broken off in its first period; the second one is drawn once."""
+    book = opened("users")
+    lost = start("users", tmp_path / "one", book, engine)
+    whole = {table["window_start"][0].as_py() for table in lost if len(table)}
+    (told,) = book.report()
+    assert (told["spent_on"][0]["periods"], told["spent_on"][0]["begun"]) == ([0, 1], 1)
+    assert len(whole) == 2
+
+    book = opened("users")
+    lost = start("users", tmp_path / "two", book, engine)
+    lost.open()
+    spend = lost._charge()
+    spend.begin(0)
+    spend.grant_keys([0])
+    lost.close()
+    rows = {"source": table(), "ledger": book, "engine": engine, "take_over": True}
+    taken = dps.run(SHORT, state=tmp_path / "three", **rows)
+    windows = {release["window_start"][0].as_py() for release in taken if len(release)}
+    (told,) = book.report()
+
+    assert windows == whole - {min(whole)}
+    assert sorted(line["periods"] for line in told["spent_on"]) == [[0, 0], [1, 1]]
+    with pytest.raises(StateError, match="ended for good"):
+        list(start("users", tmp_path / "two", book, engine))
+
+
 @pytest.mark.parametrize("kind", ["users", "series"])
 @pytest.mark.parametrize("named", ["new", "opened", "path", "none"])
 def test_a_restart_finds_its_book(tmp_path, kind, named):

@@ -21,6 +21,7 @@ FILE = Path(__file__).with_name("digests.json")
 CHANGELOG = Path(__file__).resolve().parents[2] / "CHANGELOG.md"
 _REAL = re.compile(r"(?<![\w.])-?\d+\.\d+(?:e[+-]?\d+)?(?![\w.])")
 _PASSING = {"at", "digest", "fingerprint"}  # what a record of the ledger says of this very run
+_PASSING |= {"periods", "own_periods"}  # younger than the corpus; tests/query has them
 
 
 @dataclass(frozen=True)
