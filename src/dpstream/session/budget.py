@@ -15,6 +15,7 @@ from typing import Any
 
 from dpstream.engines.embedded.series_run import refuse_other_steps
 from dpstream.engines.query_run import AnyQuery, Beginning
+from dpstream.engines.run_storage import KIND
 from dpstream.errors import BudgetExceeded
 from dpstream.privacy.amounts import show
 from dpstream.privacy.ledger.charges import Terms
@@ -89,7 +90,7 @@ class _Rehearsal:
 
         Whose rows are protected is looked at before how much of the budget is left for them.
         """
-        kept = None if folder is None else read_about(folder)
+        kept = None if folder is None else read_about(folder, kind=KIND)
         if kept is not None:  # it was begun, and not charged
             chosen = Beginning(**kept["notes"].get("beginning", {}))
             query = query.starting(kept["notes"]["now"])
