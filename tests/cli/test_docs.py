@@ -30,6 +30,7 @@ PAGES = (
     "docs/group-by.md",
     "docs/audit.md",
     "docs/pipelines.md",
+    "docs/operations.md",
     "docs/serve.md",
     "docs/sql.md",
     "docs/tutorial.md",

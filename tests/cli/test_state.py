@@ -1,8 +1,15 @@
 """State directories that were moved: refused until somebody vouches that there is no other."""
 
+import os
 import shutil
+from contextlib import closing
+from pathlib import Path
 
 import pytest
+
+from dpstream.privacy.state import InputLog, backup
+from dpstream.privacy.state.run_directory import read_about
+from tests.support.long import is_long
 
 CLICKS = "user,page,at\n" + "".join(f"u{n},/{n % 2},{n % 7200}\n" for n in range(400))
 PIPELINE = """
@@ -79,3 +86,110 @@ def test_nothing_to_adopt_is_said(run, folder):
 
     assert done.code == 4
     assert "holds no run" in done.err
+
+
+@pytest.fixture
+def started(folder, run):
+    """A pipeline of two queries that has published, with its ledger in the state directory."""
+    (folder / "clicks.csv").write_text(CLICKS)
+    queries = QUERY.format(name="first") + QUERY.format(name="second")
+    (folder / "pipeline.toml").write_text(PIPELINE + queries)
+    assert run("run", "pipeline.toml").code == 0
+    return folder / "state"
+
+
+def test_a_backup_is_put_back_beside_the_ledger_that_was_kept(run, started):
+    """The queries' directories are lost, the ledger in the state directory is not."""
+    assert run("state", "backup", "state", "b.tar").code == 0
+    for name in ("first", "second"):
+        shutil.rmtree(started / name)
+    done = run("state", "restore", "b.tar", "state", "--json", "--who", "ann")
+    assert [one["directory"] for one in done.json["restored"]] == ["state/first", "state/second"]
+    again = run("run", "pipeline.toml")
+
+    assert again.code == 0
+    assert "nothing new was charged" in again.err
+    said = run("ledger", "history", "--ledger", "state/ledger").out
+    assert said.count("was restored by ann: the backup b.tar was put back") == 2
+    taken = run("state", "restore", "b.tar", "state")
+    assert taken.code == 4
+    assert "is there already" in taken.err
+
+
+def test_one_query_is_left_out(run, started):
+    """Another one than those of the backup is named."""
+    assert run("state", "backup", "state", "b", "--with-secret").code == 0
+    shutil.rmtree(started)
+    wrong = run("state", "restore", "b", "state", "--nothing-since", "--without", "third")
+    assert "it has first, second" in wrong.err
+    args = ("--nothing-since", "--without", "second")
+    assert run("state", "restore", "b", "new", *args).code == 0
+    assert (started.parent / "new.secret").exists()
+    assert not (started.parent / "new" / "second").exists()
+    again = run("state", "inspect", "new", "--json").json["runs"]
+
+    assert [(one["query"], one["steps"]["logged"]) for one in again] == [("first", 2)]
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_a_stopped_state_moves_with_its_ledger_and_secret(run, started, monkeypatch, copied):
+    """Within a file system, or to another one, where everything is copied and then removed."""
+    if copied:
+        stat = os.stat
+        other = (Path("state").absolute().parent, Path(".").absolute())
+
+        def elsewhere(path, *args, **named):
+            found = stat(path, *args, **named)
+            if path in other:
+                return os.stat_result((*found[:2], found.st_dev + 1, *found[3:10]))
+            return found
+
+        monkeypatch.setattr(backup.os, "stat", elsewhere)
+    assert run("state", "move", "state", "moved").code == 0
+    monkeypatch.undo()
+    os.chdir(started.parent)
+    assert {path.name for path in Path(".").iterdir() if "state" in path.name} == set()
+    assert run("state", "verify", "moved").out == "no fault was found\n"
+    text = Path("pipeline.toml").read_text().replace('"state/"', '"moved/"')
+    Path("pipeline.toml").write_text(text)
+    again = run("run", "pipeline.toml")
+
+    assert again.code == 0
+    assert "nothing new was charged" in again.err
+
+
+def test_what_is_damaged_is_found(run, started):
+    """Every file of the state, and of a backup, by flipping a byte in its middle."""
+    assert run("state", "backup", "state", "b").code == 0
+    assert run("state", "verify", "state").code == 0
+    for root in (started, started.parent / "b"):
+        found = sorted(path for path in root.rglob("*") if path.is_file())
+        found = [path for path in found if path.name != "backup.json"]
+        for path in found if is_long() else found[:: 1 if root == started else 6]:
+            content = bytearray(path.read_bytes())
+            content[len(content) // 2] ^= 1
+            whole, _ = path.read_bytes(), path.write_bytes(content)
+            done = run("state", "verify", root.name, "--json")
+            assert (done.code, bool(done.json["faults"])) == (4, True), path
+            path.write_bytes(whole)
+
+
+def test_a_running_state_does_not_move(run, started):
+    """Somebody holds its log."""
+    about = read_about(started / "first")
+    with closing(InputLog(started / "first" / about["log"], run=about["run"])):
+        done = run("state", "move", "state", "moved")
+
+    assert done.code == 4
+    assert "is in use by another process" in done.err
+    assert started.exists()
+
+
+def test_a_rotated_pipeline_goes_on(run, started):
+    """Each of its queries has a new secret for its keys."""
+    done = run("state", "rotate", "state", "--json")
+    assert [one["secret"] for one in done.json["rotated"]] == [
+        "state/first.keys-1.secret",
+        "state/second.keys-1.secret",
+    ]
+    assert run("run", "pipeline.toml").code == 0

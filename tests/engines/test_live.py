@@ -14,13 +14,13 @@ import pyarrow.parquet as pq
 import pytest
 
 import dpstream as dps
-from dpstream.connectors.pipes import StandardInput
 from dpstream.errors import InvalidInput
 from tests.support.kill_and_replay import AfterReleases, BeforeDiskOperation, kill_and_replay
 from tests.support.live_runs import (
     HOUR,
     QUERY,
     TIMES,
+    Pipe,
     ScriptedClock,
     arrivals,
     drop,
@@ -31,7 +31,6 @@ from tests.support.live_runs import (
     start_live,
     whole_live,
 )
-from tests.support.processes import until
 from tests.support.runs import options, published
 
 
@@ -177,22 +176,6 @@ def test_history_beside_a_live_source(tmp_path):
 
     assert published(tmp_path / "b") == unbroken
     assert last(unbroken) != last(without)
-
-
-class Pipe:
-    """Standard input of one process; `feed` returns once the source has what was written."""
-
-    def __init__(self):
-        self._out, self._in = os.pipe()
-        self.source = StandardInput(self._out)
-        self.feed("user,page,at\n")
-
-    def feed(self, text):
-        os.write(self._in, text.encode())
-        until(lambda: not self.source._queue.empty())
-
-    def close(self):
-        os.close(self._in)
 
 
 def read_from_pipes(place, every, between=lambda: None):

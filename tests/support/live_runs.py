@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 
 import dpstream as dps
 from benchmarks.recovery_case import CheckingSink
+from dpstream.connectors.pipes import StandardInput
 from tests.support.fixed import RUN, SECRET
 from tests.support.kill_and_replay import KindOfRun
 from tests.support.processes import until
@@ -261,6 +262,22 @@ def last_releases(query):
         f"{query.name}-w{window:06d}-t{schedule.releases(window):06d}.parquet"
         for window in range(schedule.windows)
     ]
+
+
+class Pipe:
+    """Standard input of one process; `feed` returns once the source has what was written."""
+
+    def __init__(self):
+        self._out, self._in = os.pipe()
+        self.source = StandardInput(self._out)
+        self.feed("user,page,at\n")
+
+    def feed(self, text):
+        os.write(self._in, text.encode())
+        until(lambda: not self.source._queue.empty())
+
+    def close(self):
+        os.close(self._in)
 
 
 class Publishing:

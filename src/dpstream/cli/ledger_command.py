@@ -619,6 +619,9 @@ def _about_run(record: dict[str, Any]) -> tuple[str, str]:
         return f"had its charge given back by {record.get('who')}: {record['voided']}", ""
     if "erasure" in record:
         return "had a unit erased", f"..{record['erasure'] - 1}"
+    if "restored" in record:
+        lost = f"; {len(record['lost'])} windows are lost" if record["lost"] else ""
+        return f"was restored by {record['who']}: {record['restored']}{lost}", ""
     return f"was adopted by {record['who']}: {record['adopted']}", ""
 
 

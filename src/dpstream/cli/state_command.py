@@ -3,21 +3,38 @@
 from __future__ import annotations
 
 import getpass
+import json
+from collections.abc import Iterable
 from contextlib import closing
+from itertools import islice
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from typer import Argument, Option
 
 from dpstream.cli.ledger_command import File
-from dpstream.cli.output import AsJson, UsageError, print_json
-from dpstream.errors import StateError
+from dpstream.cli.output import AsJson, UsageError, note, print_json, progress_bar
+from dpstream.errors import DpstreamError, StateError
 from dpstream.privacy.ledger.ledger import Ledger
+from dpstream.privacy.state import Secret
+from dpstream.privacy.state.backup import Restoration, back_up, move, opened, runs_in
 from dpstream.privacy.state.input_log import logged_quarantine
-from dpstream.privacy.state.run_directory import adopt, read_about
+from dpstream.privacy.state.inspection import describe, find_faults, saved_step
+from dpstream.privacy.state.run_directory import About, adopt, read_about, rotate_keys
+from dpstream.privacy.state.secret import secret_path
+from dpstream.query.schedule import Schedule
+from dpstream.query.windows import Cumulate, Hop, Micros, Ticks, Tumble, iso
 
 app = typer.Typer(help="Look after state directories.")
+Folder = Annotated[
+    Path, Argument(metavar="DIR", help="A state directory, of one run or of a pipeline.")
+]
+Who = Annotated[str, Option(help="Who says so; by default the login name.")]
+SecretFile = Annotated[
+    Path | None, Option("--secret", help="The secret's file; by default DIR.secret.")
+]
+_SHOWN = 20  # windows that are listed for people
 
 
 @app.callback()
@@ -25,11 +42,256 @@ def state() -> None:
     """Look after state directories."""
 
 
+@app.command("backup")
+def back_up_directory(
+    folder: Folder,
+    to: Annotated[Path, Argument(metavar="TO", help="A new folder, or a .tar or .tar.gz file.")],
+    with_secret: Annotated[
+        bool,
+        Option("--with-secret", help="Copy the secret, too: it opens all noise."),
+    ] = False,
+    secret: SecretFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Copy a state directory and its ledger, consistently, while its runs go on.
+
+    Runs wait while the ledger, and what has changed during the copying, is copied. Not in a backup,
+    unless asked for: the secret, without which it cannot go on. Example:
+
+    dpstream state backup state/ /backups/2026-05-01.tar.gz
+    """
+    place = secret or secret_path(folder.resolve())
+    if with_secret and not place.exists():
+        raise StateError(f"there is no secret at {place}; name it: --secret FILE")
+    with progress_bar("files") as told:
+        facts = back_up(folder, to, secret=place if with_secret else None, told=told)
+    size = sum(file["bytes"] for file in facts["files"].values())
+    if as_json:
+        about = {key: facts[key] for key in ("at", "folder", "runs", "ledgers", "secret")}
+        print_json({"backup": str(to), **about, "files": len(facts["files"]), "bytes": size})
+        return
+    print(f"{to}: {len(facts['runs'])} runs, {len(facts['files'])} files, {size} bytes")
+    if not with_secret:
+        note(f"the secret {place} is not in it; keep a copy of it elsewhere, for this user alone")
+    note("rows, releases and pipeline files are not in it either; keep the newest ledger as well")
+
+
+@app.command("restore")
+def restore_directory(
+    source: Annotated[Path, Argument(metavar="FROM", help="What state backup has written.")],
+    folder: Annotated[Path, Argument(metavar="DIR", help="Where the state will be.")],
+    file: File = None,
+    nothing_since: Annotated[
+        bool,
+        Option(
+            "--nothing-since",
+            help="Your word that nothing was published since the backup; needed where the newest "
+            "ledger is lost, too.",
+        ),
+    ] = False,
+    without: Annotated[
+        list[str] | None, Option(metavar="NAME", help="Leave out the run of this query.")
+    ] = None,
+    because: Annotated[str, Option(help="Why; it is written into the ledger.")] = "",
+    who: Who = "",
+    as_json: AsJson = False,
+) -> None:
+    """Put a backup back, here or on another machine, and go on without a new charge.
+
+    The next start reads again what was read since the backup, and publishes the same tables: rows
+    that differ from what the ledger was told of are refused. Windows whose keys were made since, or
+    erased, are not published again; they are listed. Example:
+
+    dpstream state restore /backups/2026-05-01.tar.gz state/ --because "disk lost"
+    """
+    restoration = Restoration(
+        folder=folder,
+        ledger=file,
+        nothing_since=nothing_since,
+        without=without or (),
+        because=because or f"the backup {source.name} was put back",
+        who=who or getpass.getuser(),
+    )
+    found = []
+    for name, run in restoration.restore(source).items():
+        saved = saved_step(folder / name)
+        found.append(
+            {
+                "directory": str(folder / name),
+                "run": run.about["run"].hex()[:8],
+                "saved_steps": saved,
+                "steps_to_repeat": max(0, run.told - saved),
+                "published_and_final": _windows(run.about, run.final),
+                "lost": _windows(run.about, run.lost),
+            }
+        )
+    if as_json:
+        print_json({"restored": found})
+        return
+    for one in found:
+        again = f"{one['steps_to_repeat']} steps since then are read and published again"
+        print(f"{one['directory']} goes on from step {one['saved_steps']}; {again}")
+        kinds = (
+            ("published_and_final", "published to its end before, not again"),
+            ("lost", "its key is lost: nothing more is published of it"),
+        )
+        for kind, meaning in kinds:
+            for window in islice(one[kind], _SHOWN):
+                print(f"  window {window['window']} {_span(window)}: {meaning}")
+            if len(one[kind]) > _SHOWN:
+                print(f"  and {len(one[kind]) - _SHOWN} more (see --json): {meaning}")
+    if not secret_path(folder.resolve()).exists():
+        note(f"its secret is not at {secret_path(folder)}; put it there, or name it to the run")
+
+
+@app.command("move")
+def move_directory(
+    folder: Folder,
+    to: Annotated[Path, Argument(metavar="TO", help="Where it will be: a place that is free.")],
+    because: Annotated[str, Option(help="Why; it is written into the ledger.")] = "moved",
+    who: Who = "",
+    as_json: AsJson = False,
+) -> None:
+    """Move the state of runs that have stopped, with its secret, to another place.
+
+    To another machine: copy the directory, its ledger and its secret, remove them here, and use
+    dpstream state adopt there. Example:
+
+    dpstream state move state/ /data/state/
+    """
+    move(folder, to, because=because, who=who or getpass.getuser())
+    if as_json:
+        print_json({"moved": str(folder), "to": str(to)})
+        return
+    print(f"{folder} is now {to}")
+    note(f"name {to} in the pipeline file, or with --state, before the next start")
+
+
+@app.command("inspect")
+def inspect_directory(folder: Folder, as_json: AsJson = False) -> None:
+    """Say what a state directory is: its runs, how far they are, what it takes. Example:
+
+    dpstream state inspect state/
+    """
+    found = [describe(place) for place in runs_in(folder)]
+    if as_json:
+        print_json({"runs": found})
+        return
+    for one in found:
+        steps, windows = one["steps"], one["windows"]
+        told = steps.get("told_to_ledger", "?")
+        print(f"{one['directory']}: {one['kind']} {one['query']!r} of {one['dataset']!r}")
+        print(f"  run {one['run'][:8]}, engine {one['engine']}, format {one['format']}")
+        print(f"  steps: {steps['saved']} saved, {steps['logged']} logged, {told} in the ledger")
+        if windows["minted"]:
+            lost = sum(end - first for first, end in windows["abandoned"])
+            print(
+                f"  windows: {windows['minted']} begun, {windows['final']} final, "
+                f"{len(windows['open'])} open, {lost} given up"
+            )
+        here = "" if one["ledger"]["here"] else " (not there)"
+        print(f"  ledger {one['ledger']['path']}{here}; {one['files']} files, {one['bytes']} bytes")
+
+
+@app.command("verify")
+def verify_directory(
+    folder: Annotated[Path, Argument(metavar="DIR", help="A state directory, or a backup.")],
+    secret: SecretFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check every digest and every law that can be checked without the data. Example:
+
+    dpstream state verify /backups/2026-05-01.tar.gz
+    """
+    faults: list[str] = []
+    if folder.is_file() or (folder / "backup.json").exists():
+        try:
+            with opened(folder) as (content, facts):
+                books = {n: facts["ledgers"].get(b) for n, b in facts["runs"].items()}
+                for name, book in books.items():
+                    path = None if book is None else content / book
+                    known = None if secret is None else Secret.load(secret)
+                    faults += find_faults(content / "state" / name, secret=known, book=path)
+        except DpstreamError as problem:
+            faults.append(str(problem))
+    else:
+        for place in runs_in(folder):
+            paths = (secret, secret_path(place.resolve()), secret_path(folder.resolve()))
+            at = next((path for path in paths if path is not None and path.exists()), None)
+            known = None if at is None else Secret.load(at)
+            if known is None:
+                note(f"{place}: without its secret keys are not opened (--secret FILE)")
+            faults += find_faults(place, secret=known)
+    if as_json:
+        print_json({"faults": faults})
+    for fault in [] if as_json else faults or ["no fault was found"]:
+        print(fault)
+    if faults:
+        raise typer.Exit(4)
+
+
+@app.command("rotate")
+def rotate_directory(folder: Folder, secret: SecretFile = None, as_json: AsJson = False) -> None:
+    """Give the windows that a stopped run has not begun new noise keys: the old secret opens none.
+
+    No release changes and nothing is charged. Windows that are open keep their noise to their ends.
+    The secret stays that of the hashes of units: another one would let every unit begin anew.
+    Example:
+
+    dpstream state rotate state/
+    """
+    found = []
+    for place in runs_in(folder):
+        given = next((p for p in (secret, secret_path(place.resolve())) if p and p.exists()), None)
+        given = given or secret_path(folder.resolve())
+        new, windows = rotate_keys(place, given_secret=given)
+        facts = {"secret": str(new), "open_windows": windows}
+        found.append({"directory": str(place), **facts, "hashes_stay_with": str(given)})
+    if as_json:
+        print_json({"rotated": found})
+        return
+    for one in found:
+        print(f"{one['directory']}: keys are wrapped by {one['secret']} from now on")
+        if one["open_windows"]:
+            print(f"  {len(one['open_windows'])} open windows keep their noise to their ends")
+    stays = "hashes of units stay with the secret they had: another one would reset their bounds"
+    note(f"{stays}; keep both secrets, and back the new one up")
+
+
+def _windows(about: About, windows: Iterable[int]) -> list[dict[str, Any]]:
+    """Windows with their times, as far as the run's query has any."""
+    schedule = _schedule(about)
+    return [
+        {"window": window, "start": iso(span[0]), "end": iso(span[1])}
+        for window in windows
+        for span in [schedule.span(window)]
+    ]
+
+
+def _schedule(about: About) -> Schedule:
+    """When the windows of a run are."""
+    facts = {key: json.loads(text) for key, text in about.get("facts", {}).items()}
+    start, written = facts.get("start"), facts.get("window")
+    if start is None:
+        return Schedule()
+    if written is None:
+        return Schedule(start=start, end=facts["end"])
+    kind = next(k for k in (Tumble, Hop, Cumulate) if k.identity == written["class"])
+    names, sizes = kind.names_of_keys(), written["is"]
+    window = kind(**{names[key]: Micros(size) for key, size in sizes.items()})
+    edges = Ticks(origin=start, size=window.cell, zone=facts["time_zone"])
+    return Schedule(
+        start=start, end=facts["end"], edges=edges, kind=window.kind, cells=window.cells
+    )
+
+
+def _span(window: dict[str, Any]) -> str:
+    return "" if window["start"] is None else f"({window['start']} to {window['end']})"
+
+
 @app.command("adopt")
 def adopt_directory(
-    folder: Annotated[
-        Path, Argument(metavar="DIR", help="A state directory, of one run or of a pipeline.")
-    ],
+    folder: Folder,
     because: Annotated[str, Option(help="Why; it is written into the ledger.")],
     only_copy: Annotated[
         bool, Option("--only-copy", help="Your word that the original, and every copy, is gone.")
@@ -42,7 +304,7 @@ def adopt_directory(
         ),
     ] = False,
     file: File = None,
-    who: Annotated[str, Option(help="Who says so; by default the login name.")] = "",
+    who: Who = "",
     as_json: AsJson = False,
 ) -> None:
     """Go on with a state directory, or a ledger, that was moved to another file system.
@@ -65,7 +327,7 @@ def adopt_directory(
     if not because.strip():
         raise UsageError("an adoption is recorded with its reason; say why: --because TEXT")
     adopted = []
-    for place in _runs_in(folder):
+    for place in runs_in(folder):
         path = file or next((p for p in (place / "ledger", folder / "ledger") if p.exists()), None)
         if path is None or not path.exists():
             raise StateError(
@@ -84,9 +346,7 @@ def adopt_directory(
 
 @app.command("quarantine")
 def list_quarantine(
-    folder: Annotated[
-        Path, Argument(metavar="DIR", help="A state directory, of one run or of a pipeline.")
-    ],
+    folder: Folder,
     as_json: AsJson = False,
 ) -> None:
     """List the files that runs have set aside because they could not be read.
@@ -95,7 +355,7 @@ def list_quarantine(
     on Spark tell theirs in the dead letters.
     """
     listed = []
-    for place in _runs_in(folder):
+    for place in runs_in(folder):
         about = read_about(place)
         assert about is not None
         for name, mark in logged_quarantine(place / about["log"]).items():
@@ -107,13 +367,3 @@ def list_quarantine(
     for one in listed:
         line = f"{one['directory']}: {one['file']} (SHA-256 {one['sha256']}): {one['reason']}"
         print(line.encode(errors="backslashreplace").decode())  # names of files may be no UTF-8
-
-
-def _runs_in(folder: Path) -> list[Path]:
-    """The directory itself, or those of a pipeline's queries in it."""
-    directories = sorted(
-        path.parent for path in (*folder.glob("run.dps"), *folder.glob("*/run.dps"))
-    )
-    if not directories:
-        raise StateError(f"{folder} holds no run; name the directory that has a run.dps")
-    return directories

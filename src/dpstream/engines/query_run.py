@@ -349,7 +349,7 @@ class QueryRun(Run):
             self.beginning = Beginning(**kept["notes"].get("beginning", {}))
         if self.beginning.not_before is not None:
             self.query = self.query.not_before(self.beginning.not_before)
-        self.plan = plan_query(self.query)
+        self.plan = plan_query(self.query, None if kept is None else kept["facts"]["counters"])
         self.query = self.plan.query
 
     @property

@@ -85,6 +85,8 @@ class Flow:
         self.workers = Workers(threads)
         self._streams: dict[int, list[list[NoiseStream]]] = {}  # window: buckets x measures
         self._total_streams: dict[int, list[NoiseStream]] = {}
+        self.abandoned: tuple[range, ...] = ()
+        """Windows that are not published any more."""
         self.reset()
 
     def reset(self) -> None:
@@ -125,7 +127,7 @@ class Flow:
     def publish(self, step: int, spend: QuerySpend) -> list[Publication]:
         """The table of every window that is due: noise is drawn here, and only here."""
         releases = []
-        for due in self.query.schedule.due(step):
+        for due in self.due(step):
             noisy = self.perturb(due, spend)  # select keys, then add noise to their sums
             # noisy: [NoisySums], per bucket the groups shown x measures, integers with noise
             kept = self.kept_share(due, spend)
@@ -133,6 +135,11 @@ class Flow:
             releases.append(Publication(due=due, table=self._table(step, due, noisy, kept)))
             # table: groups shown x (window, keys, each aggregate with its error bar, trigger)
         return releases
+
+    def due(self, step: int) -> list[DueRelease]:
+        """What is published at a step: nothing of a window that was abandoned."""
+        due = self.query.schedule.due(step)
+        return [one for one in due if not any(one.window in some for some in self.abandoned)]
 
     # Bound: what each unit contributes.
 

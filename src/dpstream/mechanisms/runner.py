@@ -25,6 +25,7 @@ import numpy.typing as npt
 from dpstream.errors import InvalidInput, InvalidParameter, StateError
 from dpstream.mechanisms import find, name_of
 from dpstream.mechanisms.base import Mechanism, as_block
+from dpstream.mechanisms.counters.blt import BltCounter
 from dpstream.privacy.ledger.charges import Cover, Interval, chain_digest
 from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.spend import Spend, noise_versions
@@ -108,6 +109,10 @@ class Runner:
                 "a new run goes on from a snapshot, and a replay repeats a run from its first "
                 "step; choose new_run or replay"
             )
+        folder = None if state is None else Path(state)
+        saved = None if folder is None else SavedRun.find(folder)
+        if saved is not None:
+            mechanism = as_begun(mechanism, saved.mechanism)
         self.mechanism, self.dataset, self.name = mechanism, dataset, name
         self._analyst = analyst
         self._progress = RunnerProgress(mechanism.start())
@@ -117,8 +122,6 @@ class Runner:
         self._finished = self._closed = False
         self._ended: int | None = None  # the steps after which this run was once finished
         self._own_ledger = not isinstance(ledger, Ledger)
-        folder = None if state is None else Path(state)
-        saved = None if folder is None else SavedRun.find(folder)
         with ExitStack() as undo:
             if saved is None:
                 if secret is None and folder is not None and secret_path(folder).exists():
@@ -397,6 +400,18 @@ class Runner:
         return self._spend.adopt(item) if isinstance(item, Interval | Cover) else item
 
 
+def mechanism_of(about: About) -> Mechanism:
+    """The mechanism that a run has begun with."""
+    find(about["name"])  # its module knows the classes that the files hold
+    mechanism: Mechanism = unpack(about["mechanism"], kind="mechanism")
+    return mechanism
+
+
+def as_begun(mechanism: Mechanism, begun: Mechanism) -> Mechanism:
+    """The mechanism with what the run has found on the spot, maybe on another machine."""
+    return mechanism.as_begun(begun) if isinstance(mechanism, BltCounter) else mechanism
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SavedRun:
     """What a Runner's state directory says about its run, and the last whole snapshot."""
@@ -422,11 +437,14 @@ class SavedRun:
             snapshot = read_packed(folder / "snapshot.1.dps", kind="snapshot")
         return cls(folder=folder, about=about, snapshot=snapshot)
 
+    @property
+    def mechanism(self) -> Mechanism:
+        """What the run has begun with."""
+        return mechanism_of(self.about)
+
     def refuse_others(self, mechanism: Mechanism, dataset: str, name: str) -> None:
         """Another mechanism, dataset or name is another run."""
-        find(self.about["name"])  # its module knows the classes that the files hold
-        saved = unpack(self.about["mechanism"], kind="mechanism")
-        begun = (saved, self.about["dataset"], self.about["query"])
+        begun = (self.mechanism, self.about["dataset"], self.about["query"])
         if (mechanism, dataset, name) != begun:
             raise StateError(
                 f"{self.folder} was made for {_describe(*begun)}; asked for "

@@ -7,8 +7,9 @@ its own number of releases asks for. Proofs: `docs/soundness/latched.md`, `docs/
 
 from __future__ import annotations
 
+import json
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property, lru_cache
 from typing import Any
@@ -59,9 +60,15 @@ class WindowPlan:
 
 @dataclass(frozen=True)
 class NoisePlan:
-    """The noise of one query."""
+    """The noise of one query.
+
+    `kept`: the decays of its counters, by the number of releases, as a run has begun with them:
+    what is optimised on the spot differs a little between machines. Whatever they are, sigmas are
+    calibrated for them.
+    """
 
     query: Query
+    kept: tuple[tuple[int, tuple[float, ...]], ...] = field(default=(), kw_only=True)
 
     @cached_property
     def sensitivities(self) -> tuple[Fraction, ...]:
@@ -131,7 +138,10 @@ class NoisePlan:
     def _process(self, releases: int) -> Process:
         if self.query.strategy == "sqlp":
             return Honaker(steps=releases)
-        process = _buffered(steps=releases, buffers=self.query.buffers)
+        buffers = self.query.buffers
+        decays = dict(self.kept).get(releases, ())
+        decays = decays if len(decays) == 2 * buffers else ()  # of another query
+        process = _buffered(steps=releases, buffers=buffers, decays=decays)
         share = self.query.last_budget
         if share is None or releases == 1:
             return process
@@ -246,10 +256,14 @@ class NoisePlan:
         return quantiles
 
 
-def plan_query(query: Query) -> NoisePlan:
-    """The plan of a query; grids that nobody chose are made coarser where floats ask for it."""
+def plan_query(query: Query, counters: str | None = None) -> NoisePlan:
+    """The plan of a query; grids that nobody chose are made coarser where floats ask for it.
+
+    `counters`: the canonical text of the matrices that a run has begun with.
+    """
+    kept = () if counters is None else matrices_of(counters)
     while True:
-        plan = NoisePlan(query)
+        plan = NoisePlan(query, kept=kept)
         try:
             _ = plan.calibrated
         except InvalidParameter:
@@ -259,6 +273,17 @@ def plan_query(query: Query) -> NoisePlan:
             query = coarser
         else:
             return plan
+
+
+def matrices_of(text: str) -> tuple[tuple[int, tuple[float, ...]], ...]:
+    """What `canonical` made this text of: `NoisePlan.matrices`.
+
+    >>> from dpstream.privacy.state.identity import canonical
+    >>> matrices_of(canonical([(3, (0.5, 0.75)), (1, ())]))
+    ((3, (0.5, 0.75)), (1, ()))
+    """
+    pairs = [pair["is"] for pair in json.loads(text)]
+    return tuple((n, tuple(float.fromhex(d["is"]) for d in decays["is"])) for n, decays in pairs)
 
 
 def _coarser(query: Query) -> Query | None:

@@ -485,3 +485,28 @@ def test_a_short_ledger_stays_as_it_is(tmp_path):
     assert (tmp_path / "book").read_bytes() == content
     with pytest.raises(InvalidParameter, match="backups must be a length of time"):
         Ledger(tmp_path / "book", backups=timedelta(days=-1))
+
+
+def test_positions_stay_as_long_as_digests(tmp_path, ticks):
+    """A backup of a live run reads again to where each step had read."""
+    path, run = tmp_path / "book", "users 0"
+    with opened(path) as ledger:
+        ledger.open("users", BOOKS["users"])
+        ledger.begin("users", run, "epoch", after="")
+        for step in range(40):
+            facts = {
+                "epoch": "epoch",
+                "types": "t",
+                "positions": {"file": step} if step % 2 else {},
+            }
+            ledger.reach("users", run, step, [digest(run, step)], **facts)
+        before = ledger.steps_of(run)
+        ledger.compact()
+        assert "positions" in path.read_text().splitlines()[0]  # folded
+        assert ledger.steps_of(run) == before
+    with opened(path) as ledger:
+        digests, positions = ledger.steps_of(run)
+
+    assert [*digests] == sorted(positions) == [*range(40)]
+    assert positions[39] == {"file": 39}
+    assert positions[2] == {}

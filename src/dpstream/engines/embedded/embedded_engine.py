@@ -78,6 +78,8 @@ class LocalRun(QueryRun):
             run_tag=self._storage.run_tag,
         )
         undo.callback(self._flow.close)
+        if directory is not None:
+            self._flow.abandoned = directory.abandoned
 
     def _open(self, undo: ExitStack) -> None:
         """Everything that the run needs, and its state as the newest snapshot has it."""
@@ -179,8 +181,8 @@ class LocalRun(QueryRun):
         spend.begin(self.steps_done)
         publications = self._flow.publish(self.steps_done, spend)
         self._sender.send(publications)
-        for due in (publication.due for publication in publications):
-            self._windows.add(due.window)
+        self._windows.add(*(publication.due.window for publication in publications))
+        for due in self.query.schedule.due(self.steps_done):
             if due.release == due.releases:
                 self._flow.evict(due.window)
         self.steps_done += 1

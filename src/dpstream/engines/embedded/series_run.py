@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -29,7 +29,7 @@ from dpstream.engines.run_storage import keep_types, known_types, run_tag
 from dpstream.errors import LedgerError, StateError
 from dpstream.group_by.release_table import series_schema, series_table
 from dpstream.group_by.series_counts import StepCounts
-from dpstream.mechanisms.runner import Runner
+from dpstream.mechanisms.runner import Runner, as_begun, mechanism_of
 from dpstream.privacy.ledger.charges import Terms
 from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.state import InputLog, Secret, read_packed, write_packed
@@ -53,7 +53,11 @@ class SeriesRun(Run):
     _settled: dict[str, Any] | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
-        self._begin(None if self.folder is None else read_about(self.folder, kind=KIND))
+        kept = None if self.folder is None else read_about(self.folder, kind=KIND)
+        if kept is not None:
+            mechanism = as_begun(self.query.mechanism, mechanism_of(kept))
+            self.query = replace(self.query, mechanism=mechanism)
+        self._begin(kept)
         self._input = RunInput(self)
 
     @property

@@ -230,7 +230,12 @@ class SparkRun(QueryRun):
         )
         chain = self._storage.log_steps(progress.step, contents, progress.chain)
         spend.begin(end - 1)
-        windows = {due.window for step in range(progress.step, end) for due in schedule.due(step)}
+        directory = self._storage.directory
+        abandoned = () if directory is None else directory.abandoned
+        steps = range(progress.step, end)
+        windows = {due.window for step in steps for due in schedule.due(step)}.difference(
+            *abandoned
+        )
         self._windows.add(*windows)
         lent = spend.grant_keys(sorted(windows))
         publications, saved = self._jobs.publish(
@@ -243,8 +248,8 @@ class SparkRun(QueryRun):
         self._clean()
         self.steps_done = end
         self._windows.settle(end)
-        if self._storage.directory is not None:
-            self._storage.directory.settle(end, endless=self.live)
+        if directory is not None:
+            directory.settle(end, endless=self.live)
         return [publication.table for publication in publications]
 
     def _clean(self) -> None:

@@ -109,6 +109,8 @@ class Jobs:
         nothing = (np.zeros((0, task.shape.measures), np.int64), None)
         publications = []
         for step, release in due:
+            if release.window not in lent.keys:
+                continue  # it was abandoned
             sums, groups = noisy.get((step, release.window), nothing)
             share = shares.get((step, release.window), (1.0, 0.0))
             table = tables.table(step, release, sums, groups, share)

@@ -382,12 +382,13 @@ def _publish(task: PublishTask, bucket: int, table: pa.Table | None, texts: list
         for note in (note for note in received if note.get("total", [None])[0] == step):
             flow.totals(note["total"][1]).add(offered=note["offered"], kept=note["kept"])
         for due in flow.query.schedule.due(step):
-            (noisy,) = flow.perturb(due, streams)
-            if len(noisy.ids):
-                yield from packets([(0, _shown(flow, task.shape, step, due, noisy))])
-            if flow.query.totals and bucket == 0:
-                share = [number.hex() for number in flow.kept_share(due, streams)]
-                yield notes(0, [json.dumps({"share": [step, due.window, *share]})])
+            if due.window in task.keys.lent.keys:  # others were abandoned
+                (noisy,) = flow.perturb(due, streams)
+                if len(noisy.ids):
+                    yield from packets([(0, _shown(flow, task.shape, step, due, noisy))])
+                if flow.query.totals and bucket == 0:
+                    share = [number.hex() for number in flow.kept_share(due, streams)]
+                    yield notes(0, [json.dumps({"share": [step, due.window, *share]})])
             if due.release == due.releases:
                 flow.evict(due.window)
     passed = [text for text, note in zip(texts, received, strict=True) if "stage" in note]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any, Self
 
 from dpstream.counting.buffered import BufferedLinearToeplitz
 from dpstream.mechanisms.counters.factorised_counter import BufferedCoder, CounterMechanism
@@ -33,6 +34,16 @@ class BltCounter(CounterMechanism, identity="blt", keys="buffers decays"):
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "decays", self.process.decays)  # they fix the release
+
+    def as_begun(self, begun: Any) -> Self:
+        """With the decays of the run, where this one was left to find its own.
+
+        What is optimised on the spot differs a little between machines.
+        """
+        if not isinstance(begun, BltCounter) or self.decays == begun.decays:
+            return self
+        found = BufferedLinearToeplitz(steps=self.steps, buffers=self.buffers).decays
+        return replace(self, decays=begun.decays) if self.decays == found else self
 
     @cached_property
     def process(self) -> BufferedLinearToeplitz:

@@ -368,9 +368,8 @@ class KnownRun:
         elif "epoch" in record:
             self.epoch, self.kept = record["epoch"], True
         elif "reached" in record:
-            last, digests = record["reached"], record["digests"]
-            digests = digests.split() if isinstance(digests, str) else digests  # folded
-            self.digests.update(enumerate(digests, start=last + 1 - len(digests)))
+            last, digests = record["reached"], digests_by_step(record)
+            self.digests.update(digests)
             self.reached, self.types = max(self.reached, last), record["types"]
             while len(self.digests) > max(RECENT, len(digests)):
                 del self.digests[next(iter(self.digests))]
@@ -416,6 +415,13 @@ def registration(fingerprint: str, analyst: str, *, kept: bool) -> Record:
     """A run's first record; who asked, and that it is kept, only where that is so."""
     more = {"analyst": analyst} if analyst else {}
     return {"fingerprint": fingerprint} | more | ({"kept": True} if kept else {})
+
+
+def digests_by_step(record: Record) -> dict[int, str]:
+    """The digests of a record that says how far a run has come."""
+    digests = record["digests"]
+    digests = digests.split() if isinstance(digests, str) else digests  # folded
+    return dict(enumerate(digests, start=record["reached"] + 1 - len(digests)))
 
 
 def is_about_run(record: Record) -> bool:

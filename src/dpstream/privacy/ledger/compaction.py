@@ -66,7 +66,9 @@ def _join(old: Record, new: Record) -> Record | None:
         follows = new["reached"] - _count(new) == old["reached"] and old["types"] == new["types"]
         if not follows or count > RECENT:
             return None
-        return new | {"digests": [*_digests(old), *_digests(new)]}
+        told = old.get("positions", {}) | new.get("positions", {})
+        joined = new | {"digests": [*_digests(old), *_digests(new)]}
+        return joined | ({"positions": told} if told else {})
     names = ("minted", "final", "begun")
     largest = {name: max(old[name], new[name]) for name in names if name in new}
     return new | largest

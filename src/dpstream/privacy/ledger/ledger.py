@@ -41,6 +41,7 @@ from dpstream.privacy.ledger.charges import (
     Charge,
     KnownRun,
     Terms,
+    digests_by_step,
     is_about_run,
     registration,
 )
@@ -391,15 +392,39 @@ class Ledger:
 
     @_done_anew
     def reach(
-        self, dataset: str, run: str, last: int, digests: list[str], *, epoch: str, types: str
+        self,
+        dataset: str,
+        run: str,
+        last: int,
+        digests: list[str],
+        *,
+        epoch: str,
+        types: str,
+        positions: Any = None,
     ) -> None:
         """Note the input of the steps up to `last`, before noise is drawn for them.
 
-        Refused if another process has begun an epoch of the run since `epoch`.
+        `positions`: how far a live source was read by `last`; a backup that is put back reads to
+        there again. Refused if another process has begun an epoch of the run since `epoch`.
         """
         with self._locked():
             self._refuse_overtaken(run, epoch)
-            self._note(dataset, run, reached=last, types=types, digests=digests)
+            where = {} if positions is None else {"positions": {str(last): positions}}
+            self._note(dataset, run, reached=last, types=types, digests=digests, **where)
+
+    def steps_of(self, run: str) -> tuple[dict[int, str], dict[int, Any]]:
+        """The digest of every step of a run that the file still has, and positions by step."""
+        with self._locked():
+            if self._journal is None:
+                return dict(self._known(run).digests), {}
+            digests: dict[int, str] = {}
+            positions: dict[int, Any] = {}
+            for record in self._read_all():
+                if record.get("run") == run and "reached" in record:
+                    digests |= digests_by_step(record)
+                    told = record.get("positions", {})
+                    positions |= {int(step): moved for step, moved in told.items()}
+            return digests, positions
 
     @_done_anew
     def note_begun(self, dataset: str, run: str, period: int) -> None:
@@ -480,6 +505,14 @@ class Ledger:
         """Note that somebody vouches for a directory, or ledger, that was moved."""
         with self._locked():
             self._note(dataset, run, adopted=because, who=who)
+
+    @_done_anew
+    def note_restore(
+        self, dataset: str, run: str, *, because: str, who: str, told: int, lost: list[int]
+    ) -> None:
+        """Note that a run goes on from a backup: the last step it had told, windows that are lost."""
+        with self._locked():
+            self._note(dataset, run, restored=because, who=who, told=told, lost=lost)
 
     # The file
 

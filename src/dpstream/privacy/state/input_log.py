@@ -135,7 +135,8 @@ class InputLog:
                     raise NoiseReuse(
                         f"step {number} was already published from other data; the same noise over "
                         "other data would reveal the difference, so nothing was published; feed "
-                        "the same data to replay, or start a new run"
+                        "the same data to replay, or start a new run: charged anew, or, if units "
+                        "have periods, with --take-over from the next one on, uncharged"
                     )
             if not records:
                 return

@@ -36,7 +36,7 @@ from dpstream.privacy.state import (
     read_packed,
     write_packed,
 )
-from dpstream.privacy.state.durable_files import create_exclusive, make_directory
+from dpstream.privacy.state.durable_files import create_exclusive, erase, make_directory
 from dpstream.privacy.state.identity import canonical, readable
 from dpstream.privacy.state.input_log import types_digest
 from dpstream.privacy.state.journal import Journal
@@ -44,6 +44,8 @@ from dpstream.privacy.state.secret import secret_path
 
 FORMAT = 3
 ANEW = "use a new state directory (a new run, charged anew)"
+NEXT = "use a new state directory with --take-over (it begins with the next period, uncharged)"
+"""Where units have periods."""
 
 About = dict[str, Any]
 Facts = dict[str, str]
@@ -87,6 +89,11 @@ class RunDirectory:
         dataset: str = self.about["dataset"]
         return dataset
 
+    @property
+    def abandoned(self) -> tuple[range, ...]:
+        """Windows that are never published again: a backup was put back that lacks their keys."""
+        return tuple(range(first, end) for first, end in self.about.get("abandoned", []))
+
     def record(self, step: int, digests: list[bytes], *, positions: Any = None) -> None:
         """Make the input of `step` and those after it durable: first in the log, then the ledger.
 
@@ -99,7 +106,8 @@ class RunDirectory:
             new = [digest.hex() for digest in digests[self._reached - last :]]
             types = types_digest(self.log.types[-1] if self.log.types else b"")
             run = self.run.hex()
-            self.ledger.reach(self.dataset, run, last, new, epoch=self._epoch, types=types)
+            about = {"epoch": self._epoch, "types": types, "positions": positions}
+            self.ledger.reach(self.dataset, run, last, new, **about)
             self._reached = last
 
     def begin(self) -> None:
@@ -148,6 +156,7 @@ class RunDirectory:
             self.folder / "windows",
             self.secret,
             run=self.run,
+            wrapping=wrapping_secrets(self.folder, self.about),
             derived_for_tests=derived_for_tests,
             witness=self.note_windows,
         )
@@ -359,7 +368,7 @@ def keep_book(ledger: Ledger, folder: Path) -> None:
     if about is None:
         ledger.persist(folder / "ledger")
     else:
-        place = _ledger_place(folder, about)
+        place = ledger_place(folder, about)
         _refuse_missing(place)
         Ledger(place).close()
         ledger.persist(place)
@@ -373,7 +382,7 @@ def open_ledger(folder: Path, about: About | None, given: GivenLedger) -> Ledger
         return given
     if about is None:
         return Ledger(given or folder / "ledger")
-    place = _ledger_place(folder, about)
+    place = ledger_place(folder, about)
     if given is not None:
         if not as_ledger_place(given).exists():
             raise StateError(
@@ -395,7 +404,7 @@ def _refuse_missing(ledger: LedgerPlace) -> None:
         raise StateError(f"{ledger} is missing, and its run may be charged; restore it, or {ANEW}")
 
 
-def _ledger_place(folder: Path, about: About) -> LedgerPlace:
+def ledger_place(folder: Path, about: About) -> LedgerPlace:
     """Where the ledger of a begun run is: in its directory, wherever that is now, or outside."""
     return folder / "ledger" if about["own ledger"] else as_ledger_place(about["ledger place"])
 
@@ -486,21 +495,125 @@ def adopt(folder: Path, *, ledger: Ledger, because: str, who: str) -> About:
     return adopted
 
 
+@dataclass(frozen=True, kw_only=True)
+class RestoredRun:
+    """How a run goes on from a backup."""
+
+    about: About
+    logged: int
+    """Steps that the backup's log has."""
+    told: int
+    """Steps that the ledger was told of: those in between are read and published again."""
+    final: range
+    """Windows that were over since the backup: published to their ends, and not again."""
+    lost: tuple[int, ...]
+    """Windows whose keys were made since the backup: nothing more is published of them."""
+
+
+def restore_run(
+    folder: Path, *, ledger: Ledger, home: Path, book: LedgerPlace, because: str, who: str
+) -> RestoredRun:
+    """Go on from an older copy of a directory, whose newest state is lost; the ledger is not.
+
+    `home`, `book`: where the two will be when a run is started there.
+
+    The log takes the digests of the steps that it lacks from the ledger, so that a step is drawn
+    again only for the rows that it had (and from where it had read them, if they are live). Keys
+    that are gone, or that the copy does not have, are given up with their windows. A new epoch
+    fences every other copy. What cannot be repeated for certain is refused.
+    """
+    about = read_about(folder)
+    if about is None:
+        raise StateError(f"{folder} holds no run; name the directory that has its run.dps")
+    run, dataset, nothing = about["run"].hex(), about["dataset"], Secret(bytes(32))
+    known = ledger.known(run)
+    with closing(InputLog(folder / about["log"], run=about["run"])) as log:
+        directory = RunDirectory(folder=folder, about=about, secret=nothing, ledger=ledger, log=log)
+        _compare(directory, older=True)
+        logged, epoch = log.last + 1, mint_run_id().hex()
+        _take_from_ledger(directory, *ledger.steps_of(run), reached=known.reached)
+        final, lost = range(0), list[int]()
+        if known.minted:
+            keys = WindowKeys(folder / "windows", nothing, run=about["run"])
+            final = range(keys.final, max(keys.final, known.final))
+            lost = keys.abandon(minted=known.minted, final=known.final)
+        gone = [[final.start, final.stop], *([window, window + 1] for window in lost)]
+        own = {"own ledger": book == home / "ledger", "ledger place": str(book)}
+        about = about | {"ledger": ledger.identity()} | own
+        about["abandoned"] = [*about.get("abandoned", []), *(r for r in gone if r[0] < r[1])]
+        log.begin(epoch)
+        ledger.begin(dataset, run, epoch, after=known.epoch)
+        ledger.note_restore(dataset, run, because=because, who=who, told=known.reached, lost=lost)
+        write_packed(folder / "run.dps", about, kind="run")
+    return RestoredRun(
+        about=about, logged=logged, told=known.reached + 1, final=final, lost=tuple(lost)
+    )
+
+
+def wrapping_path(folder: Path, rotations: int) -> Path:
+    """Where the secret is that wraps a run's keys since it was rotated so many times."""
+    return folder.with_name(f"{folder.name}.keys-{rotations}.secret")
+
+
+def wrapping_secrets(folder: Path, about: About) -> list[Secret]:
+    """What wraps a run's keys, the newest first; none if they were never rotated.
+
+    A rotation that was killed leaves two.
+    """
+    rotations = about.get("rotations", 0)
+    older = [wrapping_path(folder, n) for n in range(rotations - 1, 0, -1)]
+    paths = [wrapping_path(folder, rotations), *(path for path in older if path.exists())]
+    return [Secret.load(path) for path in paths] if rotations else []
+
+
+def rotate_keys(folder: Path, *, given_secret: GivenSecret) -> tuple[Path, list[int]]:
+    """Wrap a stopped run's keys by a new secret: its place, and the windows that are open.
+
+    Windows that are not begun yet get keys that the old secret never opens. Those that are open
+    keep theirs, and with them their noise. The secret of the run stays that of its hashes and
+    digests: with others a unit's bounds would begin anew. After a kill on the way every key opens
+    with one of the secrets, and a second call brings all of them to the newest.
+    """
+    about = read_about(folder)
+    if about is None:
+        raise StateError(f"{folder} holds no run; name the directory that has its run.dps")
+    if "mechanism" in about:
+        raise StateError(
+            f"the noise of the {about['kind']} in {folder} comes from its secret alone, for its "
+            f"whole life; for another secret end it, and {ANEW}"
+        )
+    secret = known_secret(folder, about, given_secret)
+    rotations = about.get("rotations", 0) + 1
+    with closing(InputLog(folder / about["log"], run=about["run"])):  # nobody runs it
+        place = wrapping_path(folder, rotations)
+        wrapping = [Secret.of(place), *wrapping_secrets(folder, about)]
+        write_packed(folder / "run.dps", about | {"rotations": rotations}, kind="run")
+        keys = WindowKeys(folder / "windows", secret, run=about["run"], wrapping=wrapping)
+        windows = keys.rewrap()
+        for number in range(1, rotations):
+            with suppress(FileNotFoundError):
+                erase(wrapping_path(folder, number))
+    return place, windows
+
+
 def refuse_moved(folder: Path, about: About, ledger: Ledger) -> None:
     """The ledger must be the one that the run is charged to, not a copy of it."""
     if ledger.replaces(about["ledger"]):
         return
-    way_out = f"dpstream state adopt {folder} --ledger {ledger.path} --because TEXT"
+    way_out = (
+        f"and nothing was published since: dpstream state adopt {folder} --ledger {ledger.path} "
+        "--only-copy --nothing-since --because TEXT"
+    )
     if about["own ledger"] and _is_own(folder, ledger):
         raise StateError(
             f"{folder} is a copy, or was moved here from another file system, its ledger too; two "
             "copies of a book cannot keep one budget, and would put the same noise on different "
-            f"data; use the original; or {ANEW}; if this is the only copy that is left: {way_out}"
+            f"data; use the original; or {ANEW}; if this is the only copy that is left, {way_out}"
         )
     raise StateError(
         f"the ledger {ledger.path} is not the file that {folder} is charged to, "
-        f"{_ledger_place(folder, about)}; name that one; or {ANEW}; if it is the same ledger, "
-        f"moved here: {way_out}"
+        f"{ledger_place(folder, about)}, but a copy or another one; name that one; or {ANEW}; if "
+        f"it is the same ledger, moved or put back here, the only copy that is left, {way_out}"
     )
 
 
@@ -517,8 +630,11 @@ def refuse_rolled_back(
         )
 
 
-def _compare(directory: RunDirectory) -> None:
-    """The log and the ledger must tell the same story, as far as the ledger knows it."""
+def _compare(directory: RunDirectory, *, older: bool = False) -> None:
+    """The log and the ledger must tell the same story, as far as the ledger knows it.
+
+    `older`: as far as the log goes.
+    """
     folder, ledger, log = directory.folder, directory.ledger, directory.log
     known = ledger.known(directory.run.hex())
     refuse_ended(directory.run.hex(), known)
@@ -529,21 +645,25 @@ def _compare(directory: RunDirectory) -> None:
             f"the ledger {ledger.path} knows nothing of the run in {folder}, which was charged; "
             f"restore it, or {ANEW}"
         )
-    if known.epoch and known.epoch not in log.epochs:
+    if known.epoch and known.epoch not in log.epochs and not older:
         raise StateError(
             f"{folder} is older than what {ledger.path} has seen of its run: it was rolled back, "
             "or another copy of it has gone on since; the same noise could meet other data; use "
-            f"the newest one, or {ANEW}"
+            "the newest one; or if that is lost, put a backup back (dpstream state backup) with "
+            f"dpstream state restore; or, if units have periods, {NEXT}; or {ANEW}"
         )
     if known.types and known.types not in map(types_digest, log.types):
         raise StateError(
             f"{folder / directory.about['log']} has lost the types of unit and keys; restore it, "
             f"or {ANEW}"
         )
-    _take_from_ledger(directory, known.digests, known.reached)
+    if not older:
+        _take_from_ledger(directory, known.digests, {}, reached=known.reached)
 
 
-def _take_from_ledger(directory: RunDirectory, digests: dict[int, str], reached: int) -> None:
+def _take_from_ledger(
+    directory: RunDirectory, digests: dict[int, str], positions: dict[int, Any], *, reached: int
+) -> None:
     """Give the log the steps that it lacks; refuse what differs, and what cannot be read again."""
     folder, log = directory.folder, directory.log
     other = f"{folder} is not the state that {directory.ledger.path} has seen of its run"
@@ -552,11 +672,17 @@ def _take_from_ledger(directory: RunDirectory, digests: dict[int, str], reached:
         if logged is not None and logged.hex() != digest:
             raise StateError(f"{other}: step {step} has read something else; {ANEW}")
     missing = range(log.last + 1, reached + 1)
-    if not missing:
-        return
-    if log.positions or missing[0] not in digests:
+    live = log.last in log.positions or bool(positions)
+    unknown = [s for s in missing if s not in digests or (live and s not in positions)]
+    if unknown:
         raise StateError(
             f"{folder / directory.about['log']} has lost its end: {len(missing)} steps were "
-            f"published since, and what they have read is not known; restore it, or {ANEW}"
+            f"published since, and what {len(unknown)} of them have read is not known (the first: "
+            f"step {unknown[0]}); restore it; or, if units have periods, {NEXT}; or {ANEW}"
         )
-    log.record(missing[0], [bytes.fromhex(digests[step]) for step in missing])
+    taken = [bytes.fromhex(digests[step]) for step in missing]
+    if not live:
+        log.record(log.last + 1, taken)
+        return
+    for step, one in zip(missing, taken, strict=True):
+        log.record(step, [one], positions=positions[step])

@@ -175,6 +175,14 @@ def read_packed(path: Path, *, kind: str, checksum: bytes | None = None) -> Any:
     return unpack(data, kind=kind, origin=str(path), checksum=checksum)
 
 
+def check_packed(path: Path) -> None:
+    """Refuse a packed file, of whatever kind, that is not what was written."""
+    data = path.read_bytes()
+    head = len(_MAGIC) + 3
+    kind = data[head : head + data[head - 1]] if len(data) > head else b""
+    unpack(data, kind=kind.decode(errors="replace"), origin=str(path))
+
+
 def encode(value: object) -> object:
     """Parameters as JSON, for digests: what `written` of an object says, and no arrays."""
     return _encode(value, None)

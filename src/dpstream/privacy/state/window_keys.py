@@ -9,7 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from secrets import token_bytes
@@ -18,7 +18,13 @@ from typing import Protocol
 from cryptography.hazmat.primitives.keywrap import InvalidUnwrap, aes_key_unwrap, aes_key_wrap
 
 from dpstream.errors import StateError
-from dpstream.privacy.state.durable_files import create_exclusive, erase, make_directory, replace
+from dpstream.privacy.state.durable_files import (
+    create_exclusive,
+    erase,
+    erase_part,
+    make_directory,
+    replace,
+)
 from dpstream.privacy.state.secret import Secret
 
 
@@ -42,6 +48,7 @@ class WindowKeys:
     tells a key that is lost from one that never was, and `mint` refuses the first: another key
     would publish a second noisy copy.
 
+    `wrapping`: what wraps keys since a rotation, the newest first; without one `secret` does.
     `run` is in every file, so that those of another run are refused. `witness` is told the two
     numbers, minted and final, whenever they grow and before a new key is used: a ledger that knows
     them notices that this folder was lost, or is an older copy.
@@ -53,10 +60,12 @@ class WindowKeys:
         secret: Secret,
         *,
         run: bytes = b"",
+        wrapping: Sequence[Secret] = (),
         derived_for_tests: bool = False,
         witness: Callable[[int, int], None] = lambda minted, final: None,
     ) -> None:
-        self._folder, self._secret, self._run = Path(folder), secret, run
+        self._folder, self._run = Path(folder), run
+        self._secrets = [*wrapping, secret]
         self._tag = run.hex().encode()
         self._derived, self._witness = secret if derived_for_tests else None, witness
         make_directory(self._folder, mode=0o700)
@@ -75,22 +84,30 @@ class WindowKeys:
         self._refuse_erased(window)
         path = self._key_file(window)
         try:
-            key = aes_key_unwrap(self._wrapping_key(window), path.read_bytes())
+            key = self._unwrap(window, path.read_bytes())
         except FileNotFoundError:
             self._refuse_erased(window)
             raise StateError(
                 f"the key of window {window} was never minted, or is lost: restore {path}; "
                 "another key would publish a second noisy copy"
             ) from None
-        except (InvalidUnwrap, ValueError):
+        if key is None:
             raise StateError(
                 f"{path} does not open with this secret, or is damaged; restore it, or use the "
                 "secret that the state directory was made with"
-            ) from None
+            )
         if self._is_erased(window):  # erased meanwhile: what was just minted goes too
             self.erase(window)
             self._refuse_erased(window)
         return key
+
+    def rewrap(self) -> list[int]:
+        """Wrap every key anew, by the newest secret; the windows. The keys stay what they are."""
+        windows = self.open_windows()
+        for window in windows:
+            wrapped = aes_key_wrap(self._wrapping_key(window), self.get(window))
+            erase_part(self._key_file(window), wrapped)
+        return windows
 
     def erase(self, window: int) -> None:
         """Forget the window's key for good; a second call does nothing.
@@ -109,6 +126,28 @@ class WindowKeys:
             self._fold()
             minted, final = self.minted, self.final
         self._witness(minted, final)
+
+    def abandon(self, *, minted: int, final: int) -> list[int]:
+        """Give up the windows that an older folder lacks: no key is made for them again.
+
+        `minted`, `final`: as the newest folder had them. Keys that were erased since are erased
+        first. Returns the windows that were open then and have lost their keys.
+        """
+        with self._locked():
+            self._write("final", max(final, self.final))
+            for window in [w for w in self._key_files() if w < final]:
+                erase(self._key_file(window))
+            for path in self._folder.glob("*.erased"):
+                if int(path.stem) < final:
+                    path.unlink()
+            lost = [w for w in range(max(self.minted, final), minted) if not self._is_erased(w)]
+            for window in lost:
+                create_exclusive(self._tombstone(window), self._tag)
+                with suppress(FileNotFoundError):  # a key that was made and never used
+                    erase(self._key_file(window))
+            self._write("minted", max(minted, self.minted))
+            self._fold()
+            return lost
 
     def open_windows(self) -> list[int]:
         """Windows whose key still exists, in order."""
@@ -210,9 +249,17 @@ class WindowKeys:
     def _tombstone(self, window: int) -> Path:
         return self._folder / f"{window}.erased"
 
-    def _wrapping_key(self, window: int) -> bytes:
+    def _unwrap(self, window: int, wrapped: bytes) -> bytes | None:
+        """The key, by the newest secret that opens it; None if none does."""
+        for secret in self._secrets:
+            with suppress(InvalidUnwrap, ValueError):
+                return aes_key_unwrap(self._wrapping_key(window, secret), wrapped)
+        return None
+
+    def _wrapping_key(self, window: int, secret: Secret | None = None) -> bytes:
         """Of the run and of the window: the key of another one does not open."""
-        return self._secret.key("window keys", self._run + window.to_bytes(8, "big", signed=True))
+        context = self._run + window.to_bytes(8, "big", signed=True)
+        return (secret or self._secrets[0]).key("window keys", context)
 
 
 class MemoryWindowKeys:
