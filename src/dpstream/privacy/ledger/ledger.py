@@ -510,7 +510,7 @@ class Ledger:
     def note_restore(
         self, dataset: str, run: str, *, because: str, who: str, told: int, lost: list[int]
     ) -> None:
-        """Note that a run goes on from a backup: the last step it had told, windows that are lost."""
+        """Note that a run goes on from a backup: the last step told, and windows that are lost."""
         with self._locked():
             self._note(dataset, run, restored=because, who=who, told=told, lost=lost)
 
