@@ -13,8 +13,8 @@ from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-import pyarrow as pa
 import numpy as np
+import pyarrow as pa
 import pytest
 
 import dpstream as dps
