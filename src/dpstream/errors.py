@@ -107,6 +107,9 @@ def refuse_unwritable(name: str, value: object) -> None:
             refuse_unwritable(part.name, getattr(value, part.name))
 
 
+_NO_COLUMN = " has no column "
+
+
 def no_column(place: str, name: str, known: Sequence[str]) -> UnusableFile:
     """What to say of a column that is not there.
 
@@ -117,7 +120,12 @@ def no_column(place: str, name: str, known: Sequence[str]) -> UnusableFile:
     """
     near = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
-    return UnusableFile(f"{place} has no column {name!r}; {hint}its columns are {', '.join(known)}")
+    return UnusableFile(f"{place}{_NO_COLUMN}{name!r}; {hint}its columns are {', '.join(known)}")
+
+
+def lacks_column(reason: str) -> bool:
+    """Was a file set aside for a column that it does not have, and not for damage?"""
+    return _NO_COLUMN in reason
 
 
 def unreadable(path: Path, problem: Exception, *, kind: str = "") -> InvalidInput:

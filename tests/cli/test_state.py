@@ -147,7 +147,7 @@ def test_a_stopped_state_moves_with_its_ledger_and_secret(run, started, monkeypa
         monkeypatch.setattr(backup.os, "stat", elsewhere)
     assert run("state", "move", "state", "moved").code == 0
     monkeypatch.undo()
-    os.chdir(started.parent)
+    monkeypatch.chdir(started.parent)
     assert {path.name for path in Path(".").iterdir() if "state" in path.name} == set()
     assert run("state", "verify", "moved").out == "no fault was found\n"
     text = Path("pipeline.toml").read_text().replace('"state/"', '"moved/"')

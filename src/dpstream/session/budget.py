@@ -16,7 +16,7 @@ from typing import Any
 from dpstream.engines.embedded.series_run import refuse_other_steps
 from dpstream.engines.query_run import AnyQuery, Beginning
 from dpstream.engines.run_storage import KIND
-from dpstream.errors import BudgetExceeded, InvalidParameter
+from dpstream.errors import BudgetExceeded, InvalidParameter, StateError
 from dpstream.privacy.amounts import show
 from dpstream.privacy.ledger.charges import Terms
 from dpstream.privacy.ledger.ledger import Ledger
@@ -112,6 +112,11 @@ class _Rehearsal:
         if kept is not None:  # it was begun, and not charged
             chosen = Beginning(**kept["notes"].get("beginning", {}))
             query = query.starting(kept["notes"]["now"])
+            if take_over and not chosen.takes_over and self._earlier_runs(query):
+                raise StateError(
+                    f"{folder} was begun without a take-over, and never charged: nothing was "
+                    "published from it; remove it, and take over again"
+                )
         else:
             query = query.starting(self.now)
             chosen = self._take_over(query) if take_over else Beginning()

@@ -21,7 +21,7 @@ from dpstream.connectors.shared import SharedSource
 from dpstream.connectors.write_ahead import WriteAhead
 from dpstream.engines.embedded.live_reader import LiveView
 from dpstream.engines.query_run import Run
-from dpstream.errors import InvalidInput, UnusableFile
+from dpstream.errors import InvalidInput, UnusableFile, lacks_column
 from dpstream.group_by.bounding import UnitBucket
 from dpstream.privacy.state import Secret, mint_run_id
 from dpstream.query.column_types import is_number, is_text
@@ -358,14 +358,16 @@ def _add(sample: RowSample, reader: RowReader, table: pa.Table, *, keep: bool) -
 def _chunks(query: RowSpec, source: Source, *, own: bool, sample: RowSample) -> Iterator[Any]:
     """(types, table, rejected lines) of chunk after chunk; files that cannot be used are left out.
 
-    If none of the files can be used, that is raised as a run would.
+    If none of the files can be used, that is raised as a run would; of a live source, whose next
+    files may be whole, if all that were looked at lack a column.
     """
-    columns, marks = query.source_columns, []
+    columns, marks, looked_at = query.source_columns, [], 0
     partitions, began = source.partitions(), time.monotonic()
     read = source.peek if isinstance(source, SharedSource) else source.read
     for partition in partitions:
         if sample.live and not own and time.monotonic() > began + _PATIENCE:
             break  # each that is empty may let its reader wait
+        looked_at += 1
         if isinstance(source, CheckedSource) and (mark := source.check(partition, columns)):
             marks.append(mark)
             continue
@@ -377,8 +379,9 @@ def _chunks(query: RowSpec, source: Source, *, own: bool, sample: RowSample) -> 
             if not done and not own and (not source.bounded or isinstance(source, StartOffsets)):
                 sample.complete, done = False, True
             position = batch.position
-    if source.bounded and partitions and len(marks) == len(partitions):
-        raise UnusableFile(marks[0]["reason"])
+    said = [mark["reason"] for mark in marks]
+    if looked_at == len(said) > 0 and (source.bounded or all(map(lacks_column, said))):
+        raise UnusableFile(said[0])
 
 
 def _frame_chunks(source: Any, query: RowSpec, most: int) -> Iterator[Any]:
