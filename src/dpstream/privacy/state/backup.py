@@ -134,7 +134,9 @@ def _held(ledgers: Collection[LedgerPlace]) -> Iterator[None]:
 def _stamps(folder: Path) -> dict[str, Stamp]:
     """Every file of a directory, and what changes when it does."""
     found: dict[str, Stamp] = {}
-    for root, _, names in os.walk(folder):
+    for root, folders, names in os.walk(folder):
+        if Path(root).name.startswith(("arrived", "pushed")):
+            folders[:] = [name for name in folders if name != "kept"]  # no recovery needs it
         for name in names:
             if name.endswith((".new", "-wal", "-shm", "-journal", ".secret")):
                 continue  # somebody is writing it, or it is not to be copied
