@@ -3,6 +3,7 @@
 import json
 import signal
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from itertools import count
 from pathlib import Path
 
@@ -292,13 +293,18 @@ def test_old_releases_go_and_a_replay_does_not_bring_them_back(tmp_path):
     assert seen(tmp_path / "some")[-1][0] == 40
 
 
-@pytest.mark.parametrize("large", [False, True])
-def test_a_kill_while_old_releases_go_leaves_the_same(tmp_path, monkeypatch, large):
+def test_a_kill_while_old_releases_go_leaves_the_same(tmp_path, monkeypatch):
     """Before and after the lines, and between the files; the next start replays some steps."""
-    story(tmp_path / "whole", large=large)
-    names = [("_was_dropped", 30), ("announce", 33), ("_drop_old", 36)]
-    for number, (name, after) in enumerate([*names, ("unlink", 3), ("unlink", 8)]):
-        folder = tmp_path / str(number)
+    kills = [
+        ("_was_dropped", 30),
+        ("announce", 33),
+        ("_drop_old", 36),
+        ("unlink", 3),
+        ("unlink", 8),
+    ]
+    for number, (name, after) in enumerate(kills):
+        folder, whole, large = tmp_path / str(number), tmp_path / f"whole {number}", number > 1
+        story(whole, large=large)
         place = Path if name == "unlink" else ReleaseStore
         method, calls = getattr(place, name), count(1)
 
@@ -309,18 +315,16 @@ def test_a_kill_while_old_releases_go_leaves_the_same(tmp_path, monkeypatch, lar
 
         with monkeypatch.context() as patch:
             patch.setattr(place, name, dies)
-            status = run_in_fork(lambda folder=folder: story(folder, large=large))
+            work = partial(story, folder, large=large)
+            status = run_in_fork(work)
         assert status == -signal.SIGKILL
         reached = kept(folder)[-1]
         story(folder, first=max(0, 4 * reached[1] + reached[2] - 6), large=large)
         collect_served(folder, timedelta(minutes=5), remove=True)
-        collect_served(tmp_path / "whole", timedelta(minutes=5), remove=True)
+        collect_served(whole, timedelta(minutes=5), remove=True)
 
-        assert kept(folder) == kept(tmp_path / "whole")
-        files = [
-            sorted(p.name for p in (at / "segments").iterdir())
-            for at in (folder, tmp_path / "whole")
-        ]
+        assert kept(folder) == kept(whole)
+        files = [sorted(p.name for p in (at / "segments").iterdir()) for at in (folder, whole)]
         assert files[0] == files[1]
         assert bool(files[0]) == large
 
