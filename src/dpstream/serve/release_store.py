@@ -24,7 +24,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from datetime import datetime, timedelta
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import islice
 from pathlib import Path
 from threading import Lock, RLock
@@ -198,10 +198,10 @@ def collect_served(folder: Path, served: timedelta | None, remove: bool) -> list
             why = "it is served, and the server removes what is old itself"
             return [Waste(what="in use", where=folder, why=why, files=0, bytes=0)]
         connection = stack.enter_context(closing(connect(folder)))
-        facts = {"where": folder, "removed": remove}
+        waste = partial(Waste, where=folder, removed=remove)
         found, paths = [], unnamed_segments(connection, folder)
         size, why = sum(path.stat().st_size for path in paths), "a kill has left them"
-        found.append(Waste(what="unnamed files", why=why, files=len(paths), bytes=size, **facts))
+        found.append(waste(what="unnamed files", why=why, files=len(paths), bytes=size))
         for path in paths if remove else ():
             path.unlink()
         if served is not None:
@@ -216,7 +216,7 @@ def collect_served(folder: Path, served: timedelta | None, remove: bool) -> list
                 connection.execute("VACUUM")
             why = "older than the newest of their query by more than [retention] served"
             what, count = "served releases", len(sizes)
-            found.append(Waste(what=what, why=why, files=count, bytes=sum(sizes), **facts))
+            found.append(waste(what=what, why=why, files=count, bytes=sum(sizes)))
         return found
 
 
