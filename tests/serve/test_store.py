@@ -1,5 +1,6 @@
 """Releases are kept once, numbered once, and found again, whatever is cut short."""
 
+import asyncio
 import json
 import signal
 from datetime import UTC, datetime, timedelta
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from dpstream.errors import StateError
 from dpstream.serve import release_store
+from dpstream.serve.event_stream import Hub
 from dpstream.serve.release_segments import (
     HIGH,
     LOW,
@@ -27,7 +29,7 @@ from dpstream.serve.release_segments import (
     key_id,
     key_values,
 )
-from dpstream.serve.release_store import ReleaseReader, ReleaseStore, collect_served
+from dpstream.serve.release_store import Released, ReleaseReader, ReleaseStore, collect_served
 from tests.support.processes import kill_this_process, run_in_fork
 
 
@@ -358,3 +360,13 @@ def test_who_reads_meanwhile_is_told_that_a_release_has_gone(tmp_path):
         reader.segment(first)
     assert reader.segment(last).table["page"].to_pylist() == ["4", "3", "2", "1"]
     assert reader.spread("q", 9, last=4, also=[1], limit=10) == (reader.after(37, 9), False)
+
+
+def test_events_go_on_where_numbers_have_gaps(tmp_path):
+    """Old releases of one query go before newer ones of another."""
+    hub = Hub(ReleaseReader(tmp_path))
+    line = ("q", 0, 1, None, None, None, 1, 0)
+    hub._recent = [Released(number, *line) for number in (5, 9, 10)]
+
+    assert [one.id for one in asyncio.run(hub.events(9))] == [10]
+    assert [one.id for one in asyncio.run(hub.events(4))] == [5, 9, 10]
