@@ -291,3 +291,14 @@ def test_a_span_that_is_none_is_refused_with_its_place(run, started):
     assert "pipeline.toml, [retention]: served" in run("state", "gc", "pipeline.toml").err
     keep(serve="1 day")
     assert "did you mean 'served'?" in run("state", "gc", "pipeline.toml").err
+
+
+def test_rows_that_no_recovery_needs_are_in_no_backup(run, started):
+    """They are kept for longer, and would be copied every day."""
+    kept = started / "arrived" / "kept" / "a-000000000000.segment"
+    kept.parent.mkdir(parents=True)
+    for path in (kept, started / "arrived" / "a-000000000001.segment"):
+        path.write_bytes(b"rows")
+    assert run("state", "backup", "state", "b").code == 0
+
+    assert [path.name for path in Path("b").rglob("*.segment")] == ["a-000000000001.segment"]
