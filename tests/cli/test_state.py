@@ -2,14 +2,19 @@
 
 import os
 import shutil
+import signal
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from dpstream.cli import main
+from dpstream.engines.embedded.snapshots import Snapshots
+from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.state import InputLog, backup
 from dpstream.privacy.state.run_directory import read_about
 from tests.support.long import is_long
+from tests.support.processes import kill_this_process, run_in_fork
 
 CLICKS = "user,page,at\n" + "".join(f"u{n},/{n % 2},{n % 7200}\n" for n in range(400))
 PIPELINE = """
@@ -32,6 +37,7 @@ sql = """SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 1, delta = 1e-6, pr
   start = TIMESTAMP '1970-01-01', end = TIMESTAMP '1970-01-01 02:00:00')
   page, COUNT(*) AS n FROM clicks GROUP BY page EMIT EVERY INTERVAL '1' HOUR"""
 '''  # noqa: E501
+BOTH = QUERY.format(name="first") + QUERY.format(name="second")
 
 
 @pytest.fixture
@@ -134,20 +140,19 @@ def test_one_query_is_left_out(run, started):
 @pytest.mark.parametrize("copied", [False, True])
 def test_a_stopped_state_moves_with_its_ledger_and_secret(run, started, monkeypatch, copied):
     """Within a file system, or to another one, where everything is copied and then removed."""
-    if copied:
-        stat = os.stat
-        other = (Path("state").absolute().parent, Path(".").absolute())
+    with monkeypatch.context() as patch:
+        if copied:
+            stat = os.stat
+            other = (Path("state").absolute().parent, Path(".").absolute())
 
-        def elsewhere(path, *args, **named):
-            found = stat(path, *args, **named)
-            if path in other:
-                return os.stat_result((*found[:2], found.st_dev + 1, *found[3:10]))
-            return found
+            def elsewhere(path, *args, **named):
+                found = stat(path, *args, **named)
+                if path in other:
+                    return os.stat_result((*found[:2], found.st_dev + 1, *found[3:10]))
+                return found
 
-        monkeypatch.setattr(backup.os, "stat", elsewhere)
-    assert run("state", "move", "state", "moved").code == 0
-    monkeypatch.undo()
-    monkeypatch.chdir(started.parent)
+            patch.setattr(backup.os, "stat", elsewhere)
+        assert run("state", "move", "state", "moved").code == 0
     assert {path.name for path in Path(".").iterdir() if "state" in path.name} == set()
     assert run("state", "verify", "moved").out == "no fault was found\n"
     text = Path("pipeline.toml").read_text().replace('"state/"', '"moved/"')
@@ -193,3 +198,107 @@ def test_a_rotated_pipeline_goes_on(run, started):
         "state/second.keys-1.secret",
     ]
     assert run("run", "pipeline.toml").code == 0
+
+
+def releases():
+    return {path.name: path.read_bytes() for path in Path("out").glob("*.csv")}
+
+
+def keep(**spans):
+    """Give the pipeline a retention."""
+    lines = [f'{key} = "{span}"\n' for key, span in spans.items()]
+    Path("pipeline.toml").write_text("[retention]\n" + "".join(lines) + PIPELINE + BOTH)
+
+
+def make_old(*paths):
+    for path in paths:
+        os.utime(path, (1, 1))
+
+
+def test_what_may_go_is_told_and_goes_when_that_is_asked(run, started):
+    """Release files and dead letters by their age; what kills have left; nothing else."""
+    letters = started / "first" / "dead-letters" / "x.jsonl"
+    letters.parent.mkdir(exist_ok=True)
+    letters.write_text("{}\n")
+    cut = started / "first" / ".run.dps.0123456789abcdef.new"
+    part = started / "first" / "segments" / "window0-99.dps"
+    for path in (cut, part):
+        path.write_text("cut")
+    other = Path("out") / "notes.csv"
+    other.write_text("mine")
+    nothing = run("state", "gc", "pipeline.toml")
+    assert "half-written files: 1 files, 3 bytes; a kill has left them" in nothing.out
+    assert "kept for ever: releases, served, dead_letters" in nothing.err
+    keep(releases="400 days", dead_letters="30 days")
+    first = Path("out") / "first-w000000-t000001.csv"
+    make_old(first, letters, other)
+
+    told = run("state", "gc", "pipeline.toml", "--json").json
+    what = ["half-written files", "parts of snapshots", "release files", "dead letters"]
+    assert [one["what"] for one in told["waste"]] == what
+    assert told["waste"][2]["why"] == "published more than 400 days ago"
+    assert all(path.exists() for path in (cut, part, first, letters))
+    done = run("state", "gc", "pipeline.toml", "--yes")
+    assert done.out.count("removed: ") == 4
+    assert not any(path.exists() for path in (cut, part, first, letters))
+    assert other.exists()
+    assert run("state", "verify", "state").out == "no fault was found\n"
+    assert "nothing may go" in run("state", "gc", "pipeline.toml").out
+    assert run("run", "pipeline.toml").code == 0
+    assert first.name not in releases()
+
+
+def test_release_files_that_a_replay_writes_again_are_as_they_were(run, folder, monkeypatch):
+    """A kill before the snapshot repeats the steps; the files were removed meanwhile."""
+    (folder / "clicks.csv").write_text(CLICKS)
+    keep(releases="0 days")
+    with monkeypatch.context() as patch:
+        patch.setattr(Snapshots, "save", kill_this_process)
+        assert run_in_fork(lambda: main(["run", "pipeline.toml"])) == -signal.SIGKILL
+    before = releases()
+    assert "first-w000000-t000002.csv" in before
+    assert run("state", "gc", "pipeline.toml", "--yes").code == 0
+    assert releases() == {}
+    done = run("run", "pipeline.toml")
+
+    assert done.code == 0
+    assert "nothing new was charged" in done.err or "for 'first'" not in done.err
+    assert releases().items() >= before.items()
+
+
+def test_a_run_that_was_ended_may_go_and_one_that_is_running_is_left(run, started):
+    """The ledger says which; it stays, and so do the other runs."""
+    abouts = {name: read_about(started / name) for name in ("first", "second")}
+    with closing(Ledger(started / "ledger")) as book:
+        book.end("clicks", abouts["first"]["run"].hex(), because="another query", who="ann")
+    with closing(InputLog(started / "first" / "inputs.log", run=abouts["first"]["run"])):
+        busy = run("state", "gc", "state", "--yes")
+    assert "left: state/first: it is running" in busy.out
+    assert (started / "first").exists()
+    done = run("state", "gc", "state", "--yes")
+
+    assert "its run was ended for good (another query)" in done.out
+    assert not (started / "first").exists()
+    assert read_about(started / "second") == abouts["second"]
+    keep()
+    Path("pipeline.toml").write_text(PIPELINE + QUERY.format(name="second"))
+    assert run("run", "pipeline.toml").code == 0
+
+
+def test_a_span_that_is_none_is_refused_with_its_place(run, started):
+    """As every key of the file."""
+    keep(served="long")
+    assert "pipeline.toml, [retention]: served" in run("state", "gc", "pipeline.toml").err
+    keep(serve="1 day")
+    assert "did you mean 'served'?" in run("state", "gc", "pipeline.toml").err
+
+
+def test_rows_that_no_recovery_needs_are_in_no_backup(run, started):
+    """They are kept for longer, and would be copied every day."""
+    kept = started / "arrived" / "kept" / "a-000000000000.segment"
+    kept.parent.mkdir(parents=True)
+    for path in (kept, started / "arrived" / "a-000000000001.segment"):
+        path.write_bytes(b"rows")
+    assert run("state", "backup", "state", "b").code == 0
+
+    assert [path.name for path in Path("b").rglob("*.segment")] == ["a-000000000001.segment"]

@@ -1,11 +1,15 @@
 import errno
 import json
 import os
+import time
+from datetime import timedelta
 
 import pyarrow as pa
 import pytest
 
 from dpstream.connectors.dead_letters import DeadLetters
+from dpstream.connectors.files.source import open_directory
+from dpstream.connectors.storage import old_files
 from dpstream.connectors.testing import Abort, Aborted, ListSink, ListSource
 from dpstream.connectors.write_ahead import WriteAhead
 from dpstream.errors import StateError
@@ -29,6 +33,13 @@ class Once(ListSource):
         batch = super().read(partition, position, columns=columns)
         self.given = batch.position
         return batch
+
+
+def pass_days(monkeypatch, days) -> None:
+    """The clocks go on by so many days."""
+    for clock in (time.time, time.monotonic):
+        now = clock() + days * 86400
+        monkeypatch.setattr(time, clock.__name__, lambda now=now: now)
 
 
 def script() -> list:
@@ -80,6 +91,41 @@ def test_chunks_that_no_recovery_needs_are_forgotten(tmp_path):
     source.commit({"list": 3})
     anew = WriteAhead(Once([[{"a": 9}]]), tmp_path)
     assert rows([anew.read("list", 3)]) == [{"a": 9}]
+
+
+def test_chunks_that_are_freed_may_stay_for_a_time(tmp_path, monkeypatch):
+    """Beside the others, where no recovery looks; they go when they are old."""
+    source = WriteAhead(Once(script()), tmp_path, keep=timedelta(days=2))
+    read_all(source)
+    source.commit({"list": 2})
+    kept = sorted((tmp_path / "kept").iterdir())
+
+    assert len(kept) == 2
+    assert len(list(tmp_path.glob("*.segment"))) == 1
+    with pytest.raises(StateError, match="keeps the chunks 2 to 2 of 'list', but chunk 0"):
+        source.read("list", None)
+    later = WriteAhead(Once([[{"a": 9}]]), tmp_path, keep=timedelta(days=2))
+    assert rows([later.read("list", 2), later.read("list", 3)])[1] == {"a": 9}
+    pass_days(monkeypatch, 3)
+    later.commit({"list": 3})
+    assert list((tmp_path / "kept").iterdir()) == []
+
+
+def test_files_that_are_done_may_go_when_they_are_old(tmp_path, monkeypatch):
+    """Their time in done/ counts, not when they were written; by default they stay."""
+    for name in ("a.csv", "b.csv"):
+        (tmp_path / name).write_text("x\n1\n")
+        os.utime(tmp_path / name, (1, 1))
+    source = open_directory(tmp_path, "move", keep=timedelta(days=2))
+    ends = {name: source.read(name, None).position for name in source.partitions()}
+    source.commit({"a.csv": ends["a.csv"]})
+
+    assert (tmp_path / "done" / "a.csv").exists()
+    assert old_files(tmp_path / "done", timedelta(days=2)) == []
+    pass_days(monkeypatch, 3)
+    source.commit({"b.csv": ends["b.csv"]})
+    assert not list((tmp_path / "done").iterdir())
+    source.close()
 
 
 def test_the_segments_are_for_this_user_alone(tmp_path):

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from datetime import timedelta
 
 import numpy as np
 import pyarrow as pa
@@ -280,6 +281,22 @@ def test_segments_go_when_no_recovery_needs_them_and_numbers_go_on(pipeline):
     assert source.read("pushed", None).position == 4
     with pytest.raises(StateError, match="begins at segment 3"):
         source.read("pushed", 1)
+
+
+def test_segments_that_are_kept_for_longer_are_out_of_the_way(pipeline):
+    """They do not count as waiting, and a run that begins does not begin with them."""
+    folder = pipeline.pushed["clicks"].folder
+    inbox, source = Inbox(folder), PushedSource(folder, keep=timedelta(days=1))
+    batch = Batch(table=pa.table({"user": ["a"]}), position=None, done=True)
+    for _ in range(4):
+        inbox.put(batch)
+    waiting = inbox.waiting
+    source.commit({"pushed": 3})
+
+    assert len(list((folder / "kept").iterdir())) == 3
+    assert inbox.waiting == waiting // 4
+    assert source.read("pushed", None).position == 4
+    assert Inbox(folder).put(batch) == (4, False)
 
 
 def test_a_replay_ends_where_it_is_told_to(pipeline):

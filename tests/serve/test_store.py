@@ -1,6 +1,12 @@
 """Releases are kept once, numbered once, and found again, whatever is cut short."""
 
+import asyncio
 import json
+import signal
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from itertools import count
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -10,6 +16,7 @@ from hypothesis import strategies as st
 
 from dpstream.errors import StateError
 from dpstream.serve import release_store
+from dpstream.serve.event_stream import Hub
 from dpstream.serve.release_segments import (
     HIGH,
     LOW,
@@ -22,7 +29,8 @@ from dpstream.serve.release_segments import (
     key_id,
     key_values,
 )
-from dpstream.serve.release_store import ReleaseReader, ReleaseStore
+from dpstream.serve.release_store import Released, ReleaseReader, ReleaseStore, collect_served
+from tests.support.processes import kill_this_process, run_in_fork
 
 
 def release(values, *, window=0, index=1, run="r", query="q"):
@@ -234,3 +242,131 @@ def test_the_newest_segment_is_what_all_releases_add_up_to(tmp_path_factory, ste
     assert dict(zip(keys, segment.array("dpstream.first").tolist(), strict=True)) == first
     assert all(segment.find(key_id([key])) == place for place, key in enumerate(keys))
     assert segment.find(key_id(["not there"])) is None
+
+
+def timed(values, minute, *, window=0, index, planned=9):
+    """A release at a minute of a day; a planned one is the last of its window."""
+    table = release(values, window=window, index=index)
+    about = json.loads(table.schema.metadata[b"dpstream"])
+    time = datetime(2024, 5, 1, minute // 60, minute % 60, tzinfo=UTC).isoformat()
+    about |= {"trigger_time": time, "releases": planned}
+    return table.replace_schema_metadata({"dpstream": json.dumps(about)})
+
+
+def story(folder, *, first=0, served=timedelta(minutes=5), planned=4, large=False):
+    """Forty minutes of windows of four releases each, of which each changes one key."""
+    store = opened(folder, partial=["q"], served=served)
+    store.announce_rest(["q"])
+    for minute in range(first, 40):
+        window, index = minute // 4, minute % 4 + 1
+        pad = "x" * release_store.INLINE * large
+        values = {f"{index}{pad}": minute}
+        table = timed(values, minute, window=window, index=index, planned=planned)
+        store.write("q", window, index, table)
+        store.announce("q", window, index)
+    store.shut()
+
+
+def kept(folder):
+    """Number, window, index and all keys of what is there."""
+    reader = ReleaseReader(folder)
+    reader.look()
+    found = [
+        (one.id, one.window, one.release, reader.segment(one).table["page"].to_pylist())
+        for one in reader.after(0, 1000)
+    ]
+    reader.close()
+    return [
+        (number, window, index, [key[0] for key in keys]) for number, window, index, keys in found
+    ]
+
+
+def test_old_releases_go_and_a_replay_does_not_bring_them_back(tmp_path):
+    """Numbers go on, and what is carried over does not suffer; without `served` all stay."""
+    story(tmp_path / "all", served=None)
+    story(tmp_path / "some")
+    everything, some = kept(tmp_path / "all"), kept(tmp_path / "some")
+
+    assert len(everything) == 40
+    assert some == everything[-len(some) :]
+    assert 5 <= len(some) <= 8
+    story(tmp_path / "some", first=20)
+    assert kept(tmp_path / "some") == some
+    assert seen(tmp_path / "some")[-1][0] == 40
+
+
+def test_a_kill_while_old_releases_go_leaves_the_same(tmp_path, monkeypatch):
+    """Before and after the lines, and between the files; the next start replays some steps."""
+    kills = [
+        ("_was_dropped", 30),
+        ("announce", 33),
+        ("_drop_old", 36),
+        ("unlink", 3),
+        ("unlink", 8),
+    ]
+    for number, (name, after) in enumerate(kills):
+        folder, whole, large = tmp_path / str(number), tmp_path / f"whole {number}", number > 1
+        story(whole, large=large)
+        place = Path if name == "unlink" else ReleaseStore
+        method, calls = getattr(place, name), count(1)
+
+        def dies(*given, method=method, calls=calls, after=after, **more):
+            if next(calls) == after:
+                kill_this_process()
+            return method(*given, **more)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(place, name, dies)
+            work = partial(story, folder, large=large)
+            status = run_in_fork(work)
+        assert status == -signal.SIGKILL
+        reached = kept(folder)[-1]
+        story(folder, first=max(0, 4 * reached[1] + reached[2] - 6), large=large)
+        collect_served(folder, timedelta(minutes=5), remove=True)
+        collect_served(whole, timedelta(minutes=5), remove=True)
+
+        assert kept(folder) == kept(whole)
+        files = [sorted(p.name for p in (at / "segments").iterdir()) for at in (folder, whole)]
+        assert files[0] == files[1]
+        assert bool(files[0]) == large
+
+
+def test_the_newest_release_of_a_window_that_goes_on_stays(tmp_path):
+    """The next one builds on it, however long it takes; it is not the newest of its query."""
+    store = opened(tmp_path, partial=["q"], served=timedelta(minutes=5))
+    for window, index, minute in [(0, 1, 0), (0, 2, 1), *((1, n, 20 * n) for n in range(1, 5))]:
+        store.write("q", window, index, timed({f"{index}": 1}, minute, window=window, index=index))
+        store.announce("q", window, index)
+    store.write("q", 0, 3, timed({"3": 1}, 81, window=0, index=3))
+    store.announce("q", 0, 3)
+    store.shut()
+
+    assert [one[1:] for one in kept(tmp_path)] == [
+        (0, 2, ["2", "1"]),
+        (1, 4, ["4", "3", "2", "1"]),
+        (0, 3, ["3", "2", "1"]),
+    ]
+
+
+def test_who_reads_meanwhile_is_told_that_a_release_has_gone(tmp_path):
+    """Its line was seen before; a series that lacks its beginning is not called complete."""
+    story(tmp_path, served=None)
+    reader = ReleaseReader(tmp_path)
+    reader.look()
+    first, last = reader.after(0, 1)[0], reader.newest("q")
+    collect_served(tmp_path, timedelta(minutes=2), remove=True)
+
+    with pytest.raises(KeyError):
+        reader.segment(first)
+    assert reader.segment(last).table["page"].to_pylist() == ["4", "3", "2", "1"]
+    assert reader.spread("q", 9, last=4, also=[1], limit=10) == (reader.after(37, 9), False)
+
+
+def test_events_go_on_where_numbers_have_gaps(tmp_path):
+    """Old releases of one query go before newer ones of another."""
+    hub = Hub(ReleaseReader(tmp_path))
+    line = ("q", 0, 1, None, None, None, 1, 0)
+    hub._recent = [Released(number, *line) for number in (5, 9, 10)]
+
+    assert [one.id for one in asyncio.run(hub.events(9))] == [10]
+    assert [one.id for one in asyncio.run(hub.events(4))] == [5, 9, 10]

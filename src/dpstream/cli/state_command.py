@@ -6,6 +6,7 @@ import getpass
 import json
 from collections.abc import Iterable
 from contextlib import closing
+from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
@@ -33,6 +34,10 @@ from dpstream.privacy.state.run_directory import About, adopt, read_about, rotat
 from dpstream.privacy.state.secret import secret_path
 from dpstream.query.schedule import Schedule
 from dpstream.query.windows import Cumulate, Hop, Micros, Ticks, Tumble, iso
+from dpstream.serve.release_store import collect_served
+from dpstream.serve.worker import store_folder
+from dpstream.session.pipeline import load_pipeline
+from dpstream.session.retention import collect_by_age, collect_runs
 
 app = typer.Typer(help="Look after state directories.")
 Folder = Annotated[
@@ -42,6 +47,7 @@ Who = Annotated[str, Option(help="Who says so; by default the login name.")]
 SecretFile = Annotated[
     Path | None, Option("--secret", help="The secret's file; by default DIR.secret.")
 ]
+_AGES = ("releases", "served", "dead_letters")
 _SHOWN = 20  # windows that are listed for people
 
 
@@ -362,6 +368,52 @@ def adopt_directory(
         return
     for one in adopted:
         print(f"{one['directory']} is adopted (run {one['run']}, charged to {one['ledger']})")
+
+
+@app.command("gc")
+def collect_garbage(
+    place: Annotated[
+        Path, Argument(metavar="PIPELINE|DIR", help="A pipeline.toml file, or a state directory.")
+    ],
+    yes: Annotated[bool, Option("--yes", help="Remove it; otherwise it is only told.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Say what may go, how much it is and why; with --yes it goes.
+
+    Of a state directory: what kills have left, and runs that were ended for good. Of a pipeline
+    also what is older than its [retention] says. Runs that are going are left alone. Example:
+
+    dpstream state gc pipeline.toml --yes
+    """
+    pipeline = load_pipeline(place) if place.is_file() else None
+    folder = place if pipeline is None else pipeline.state
+    begun = runs_in(folder) if pipeline is None else [*folder.glob("*/")]
+    found = [*collect_runs(begun, remove=yes)]
+    if pipeline is not None:
+        found += collect_by_age(pipeline, remove=yes)
+        found += collect_served(store_folder(pipeline), pipeline.retention.get("served"), yes)
+    found = [one for one in found if one.files or one.what == "in use"]
+    total = sum(one.bytes for one in found)
+    if as_json:
+        listed = [asdict(one) | {"where": str(one.where)} for one in found]
+        print_json({"removed": yes, "bytes": total, "waste": listed})
+        return
+    for one in found:
+        if one.files:
+            verb = "removed" if one.removed else "may go"
+            print(
+                f"{verb}: {one.where}: {one.what}: {one.files} files, {one.bytes} bytes; {one.why}"
+            )
+        else:
+            print(f"left: {one.where}: {one.why}")
+    if not any(one.files for one in found):
+        print("nothing may go")
+    elif not yes:
+        note(f"nothing was removed; dpstream state gc {place} --yes removes {total} bytes")
+    if pipeline is not None:
+        for_ever = [key for key in _AGES if key not in pipeline.retention]
+        if for_ever:
+            note(f"kept for ever: {', '.join(for_ever)}; [retention] in {place} says how long")
 
 
 @app.command("quarantine")

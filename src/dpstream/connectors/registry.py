@@ -228,6 +228,17 @@ def _list_directory(folder: Path) -> list[Path]:
     return files
 
 
+def release_folder(text: str) -> tuple[Path, str] | None:
+    """The folder and the format of a sink that writes a file for each release; None: another."""
+    kind, colon, rest = text.partition(":")
+    if colon and kind in ENCODERS:
+        return Path(rest), kind
+    path = Path(text)
+    if text == "-" or is_uri(text) or (path.suffix in _DATABASES and not text.endswith("/")):
+        return None
+    return path, "parquet"
+
+
 def _open_path(text: str, *, again: bool) -> Sink:
     kind, colon, rest = text.partition(":")
     if colon and kind in ENCODERS:

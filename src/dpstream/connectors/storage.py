@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import time
 from collections.abc import Sequence
+from datetime import timedelta
 from pathlib import Path
 from urllib.parse import quote
 
@@ -19,6 +21,7 @@ from dpstream.privacy.state.durable_files import (
     write_hidden,
 )
 
+_LOOK = 3600.0  # seconds between two looks for old files
 _LONGEST = 160  # of 255 bytes, with room for numbers, suffixes and temporary names
 
 
@@ -117,3 +120,38 @@ def remove(path: Path) -> None:
     with wrap_write_errors(path):
         path.unlink(missing_ok=True)
         sync_directory(path.parent)
+
+
+def old_files(folder: Path, keep: timedelta) -> list[Path]:
+    """Files that were put into a folder so long ago: their times change when they are moved."""
+    before = time.time() - keep.total_seconds()
+    paths = folder.iterdir() if folder.is_dir() else ()
+    return sorted(path for path in paths if path.is_file() and path.stat().st_ctime < before)
+
+
+class AgingFolder:
+    """A folder whose files go when they have been in it for `keep`; None: they stay."""
+
+    def __init__(self, folder: Path, keep: timedelta | None) -> None:
+        self.folder, self.keep = folder, keep
+        self._look_at = 0.0
+
+    def take(self, paths: Sequence[Path]) -> None:
+        """Move files here, in order and durably."""
+        for path in paths:
+            with wrap_write_errors(path):
+                make_directory(self.folder, mode=0o700)
+                os.rename(path, self.folder / path.name)
+        for folder in {path.parent for path in paths}:
+            with wrap_write_errors(folder):
+                sync_directory(self.folder)
+                sync_directory(folder)
+
+    def clean(self) -> None:
+        """Remove what is old; it is looked for once an hour."""
+        if self.keep is None or time.monotonic() < self._look_at:
+            return
+        self._look_at = time.monotonic() + _LOOK
+        with wrap_write_errors(self.folder):
+            for path in old_files(self.folder, self.keep):
+                path.unlink(missing_ok=True)

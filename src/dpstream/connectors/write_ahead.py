@@ -14,9 +14,11 @@ import io
 import json
 import os
 import re
+from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from datetime import timedelta
 from hashlib import sha256
 from pathlib import Path
 from threading import Lock
@@ -24,11 +26,20 @@ from threading import Lock
 import pyarrow as pa
 
 from dpstream.connectors.files.text import empty_strings
-from dpstream.connectors.storage import open_folder, put, put_new, remove, safe_name
+from dpstream.connectors.storage import (
+    AgingFolder,
+    open_folder,
+    put,
+    put_new,
+    remove,
+    safe_name,
+)
 from dpstream.errors import InvalidInput, RowsLost, StateError
 from dpstream.privacy.state.durable_files import make_directory, remove_leftovers, wrap_write_errors
 from dpstream.records import Batch, Columns, EndingSource, InferredTypes, Position, Rejected, Source
 
+KEPT = "kept"
+"""The folder of segments that no recovery needs, in that of the others."""
 PUSHED = "http:"
 """The source whose rows are posted to the server."""
 _NAME = b"dpstream-write-ahead-"
@@ -42,8 +53,10 @@ _REMEMBERED = 10_000  # requests that are recognised when they come again
 class Segments:
     """The segment files of a folder whose names begin with `prefix`."""
 
-    def __init__(self, folder: Path, prefix: str = "") -> None:
+    def __init__(self, folder: Path, prefix: str = "", *, keep: timedelta | None = None) -> None:
+        """`keep`: for how long segments stay that are not needed any more, in `kept/`."""
         self._folder, self._prefix = folder, prefix
+        self._kept = AgingFolder(folder / KEPT, keep)
 
     def path(self, number: int) -> Path:
         """Where a segment is, or would be."""
@@ -56,6 +69,16 @@ class Segments:
         pattern = re.compile(re.escape(self._prefix) + r"(\d{12})\.segment")
         names = (pattern.fullmatch(path.name) for path in self._folder.iterdir())
         return sorted(int(name[1]) for name in names if name)
+
+    def free(self, numbers: Sequence[int]) -> None:
+        """No recovery needs these segments any more, the oldest that are there."""
+        paths = [self.path(number) for number in numbers]
+        if self._kept.keep is not None:
+            self._kept.take(paths)
+            self._kept.clean()
+        else:
+            for path in paths:
+                remove(path)
 
     def write_new(self, number: int, batch: Batch) -> bool:
         """Write a segment, unless it is there."""
@@ -115,13 +138,14 @@ class WriteAhead:
 
     replayable = True
 
-    def __init__(self, source: Source, folder: Path) -> None:
-        self._source, self._folder = source, folder
+    def __init__(self, source: Source, folder: Path, *, keep: timedelta | None = None) -> None:
+        """`keep`: for how long chunks that are freed stay in `kept/`; None: they go at once."""
+        self._source, self._folder, self._keep = source, folder, keep
         self.bounded = source.bounded
         self.inferred = source.inferred if isinstance(source, InferredTypes) else {}
         self._live: dict[str, Position] = {}
         self._pending: dict[str, Batch] = {}  # read from the source, not yet on disk
-        self._numbers: dict[str, list[int]] = {}  # of the segments, which are listed once
+        self._parts: dict[str, tuple[Segments, list[int]]] = {}  # segments are listed once
         open_folder(folder)
         remove_leftovers(folder)
 
@@ -180,9 +204,9 @@ class WriteAhead:
         """Delete the chunks of each partition that come before its position."""
         for partition, position in positions.items():
             segments, numbers = self._segments(partition)
-            while numbers and numbers[0] < (position or 0):
-                remove(segments.path(numbers[0]))
-                numbers.pop(0)
+            free = bisect_left(numbers, position or 0)
+            segments.free(numbers[:free])
+            del numbers[:free]
 
     def close(self) -> None:
         """Close the wrapped source; the segments stay."""
@@ -190,10 +214,10 @@ class WriteAhead:
 
     def _segments(self, partition: str) -> tuple[Segments, list[int]]:
         """The segments of a partition, and the numbers of those on disk."""
-        segments = Segments(self._folder, f"{safe_name(partition)}-")
-        if partition not in self._numbers:
-            self._numbers[partition] = segments.numbers()
-        return segments, self._numbers[partition]
+        if partition not in self._parts:
+            segments = Segments(self._folder, f"{safe_name(partition)}-", keep=self._keep)
+            self._parts[partition] = segments, segments.numbers()
+        return self._parts[partition]
 
 
 def pushed_folder(state: Path, name: str) -> Path:
@@ -304,8 +328,9 @@ class PushedSource:
     bounded = False
     replayable = True
 
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._segments = folder, Segments(folder)
+    def __init__(self, folder: Path, *, keep: timedelta | None = None) -> None:
+        """`keep`: for how long segments that are freed stay in `kept/`; None: they go at once."""
+        self._folder, self._segments = folder, Segments(folder, keep=keep)
 
     def partitions(self) -> list[str]:
         """One: rows come in the order in which they were acknowledged."""
@@ -343,9 +368,7 @@ class PushedSource:
     def commit(self, positions: Mapping[str, Position]) -> None:
         """Delete segments before a position; the newest stays, so that numbers go on after it."""
         before = positions.get("pushed") or 0
-        for number in self._segments.numbers()[:-1]:
-            if number < before:
-                remove(self._segments.path(number))
+        self._segments.free([n for n in self._segments.numbers()[:-1] if n < before])
 
     def close(self) -> None:
         """Nothing is held open."""

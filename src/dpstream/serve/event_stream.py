@@ -10,6 +10,7 @@ import asyncio
 import json
 import logging
 import time
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -90,7 +91,7 @@ class Hub:
         """Some of the releases after a number, oldest first."""
         recent = self._recent
         if recent and recent[0].id <= after + 1:
-            first = max(after + 1 - recent[0].id, 0)  # numbers have no gaps
+            first = bisect_right(recent, after, key=lambda released: released.id)
             return recent[first : first + _AT_ONCE]
         return await asyncio.to_thread(self.reader.after, after, _AT_ONCE)
 
@@ -179,7 +180,10 @@ class EventStream:
         data = released.facts | {"groups": released.rows}
         description = self._queries.get(released.query)
         if rows and description is not None:
-            segment = self._hub.reader.segment(released)
+            try:
+                segment = self._hub.reader.segment(released)
+            except KeyError:
+                return b""  # it is no longer served
             data["rows"] = rows_of(description, segment, segment.fresh)
         text = json.dumps(data, separators=(",", ":"))  # one line: line ends are escaped
         return f"id: {released.id}\nevent: release\ndata: {text}\n\n".encode()

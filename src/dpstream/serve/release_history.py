@@ -6,6 +6,7 @@ import io
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,7 +54,7 @@ class History:
     def latest(self, given: Given) -> dict[str, Any]:
         """The newest value of every key of a window: those that match, in order."""
         description, newest = self.description, self.newest(given["window"])
-        segment = self.reader.segment(newest)
+        segment = self._segment(newest)
         figure = given["sort"]
         if figure is None:
             figure = next(iter(description.figures), None)
@@ -113,7 +114,7 @@ class History:
 
     def _first_seen(self, wanted: Sequence[str], newest: Released) -> dict[str, int]:
         """The releases at which keys have appeared; a key that is not there has none."""
-        segment = self.reader.segment(newest)
+        segment = self._segment(newest)
         first = segment.array(FIRST)
         return {
             each: int(first[place]) for each in wanted if (place := segment.find(each)) is not None
@@ -134,8 +135,7 @@ class History:
         """
         points: dict[str, list[dict[str, Any]]] = {identity: [] for identity in wanted}
         keys: dict[str, list[Any]] = {}
-        for each in released:
-            segment = self.reader.segment(each)
+        for each, segment in self._segments(released):
             at = {"window": each.window, "release_index": each.release, "time": each.time}
             find = segment.find_fresh if complete else segment.find
             places = {key: place for key in wanted if (place := find(key)) is not None}
@@ -161,8 +161,7 @@ class History:
         candidates = [self.newest(given["window"])]
         if given["window"] is None:
             candidates += self.reader.last_of_windows(self.description.name, 1000)[::-1]
-        for released in candidates:
-            segment = self.reader.segment(released)
+        for _, segment in self._segments(candidates):
             place = segment.find(given["id"])
             if place is not None:
                 return {"id": given["id"], "key": self._key_at(segment, place)}
@@ -200,11 +199,22 @@ class History:
         after = 0
         while True:
             batch = self.reader.releases(self.description.name, window, after=after, limit=_AT_ONCE)
-            for released in batch:
-                yield released.window, released.release, self.reader.segment(released).published
-                after = released.id
+            for released, segment in self._segments(batch):
+                yield released.window, released.release, segment.published
+            after = batch[-1].id if batch else after
             if len(batch) < _AT_ONCE:
                 return
+
+    def _segments(self, released: Iterable[Released]) -> Iterator[tuple[Released, Segment]]:
+        """Releases with their contents; those that have gone meanwhile are left out."""
+        for each in released:
+            with suppress(KeyError):
+                yield each, self.reader.segment(each)
+
+    def _segment(self, released: Released) -> Segment:
+        for _, segment in self._segments([released]):
+            return segment
+        raise Refusal(404, "this release is no longer served")
 
     def _places(self, given: Given) -> Iterator[tuple[Released, Segment, Integers, str | None]]:
         """Releases with the places of their rows on one page, and the cursor behind each."""
@@ -216,8 +226,8 @@ class History:
             batch = self.reader.releases(
                 self.description.name, given["window"], after=at, limit=_AT_ONCE
             )
-            for each in batch:
-                segment = self.reader.segment(each)
+            at = batch[-1].id if batch else at
+            for each, segment in self._segments(batch):
                 places = segment.fresh
                 if wanted is not None:
                     place = segment.find_fresh(wanted)
@@ -230,7 +240,6 @@ class History:
                 yield each, segment, shown, cursor
                 if left <= 0:
                     return
-                at = each.id
             if len(batch) < _AT_ONCE:
                 return
 

@@ -9,6 +9,9 @@ which of two queries was worked out faster; they grow by 1 and are never given t
 between leaves releases without a number: `announce_rest` numbers them, again in the order of the
 schedule, before the run goes on; those of a query that was ahead then come before earlier ones of a
 slower query.
+
+Old releases may go (`drop_old`): lines first, with a note of how far, so that a replay does not
+bring them back; then their files.
 """
 
 from __future__ import annotations
@@ -19,8 +22,10 @@ import os
 import sqlite3
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import lru_cache
+from contextlib import ExitStack, closing, contextmanager, suppress
+from datetime import datetime, timedelta
+from functools import lru_cache, partial
+from itertools import islice
 from pathlib import Path
 from threading import Lock, RLock
 from typing import Any, NamedTuple
@@ -33,6 +38,7 @@ from dpstream.connectors.storage import open_folder, put_new
 from dpstream.errors import StateError
 from dpstream.privacy.state.durable_files import make_directory, remove_leftovers
 from dpstream.serve.release_segments import Segment, build, decode, encode
+from dpstream.session.retention import Waste
 
 FORMAT = 1
 BOOK, SEGMENTS = "releases.sqlite", "segments"
@@ -45,11 +51,13 @@ _RELEASES = (
     "rows INTEGER NOT NULL, content BLOB, id INTEGER, "
     'PRIMARY KEY (query, "window", "trigger"))'
 )
+_DROPPED = "CREATE TABLE IF NOT EXISTS dropped (query TEXT PRIMARY KEY, before TEXT NOT NULL)"
 _SCHEMA = (
     "CREATE TABLE IF NOT EXISTS runs (query TEXT PRIMARY KEY, run TEXT NOT NULL)",
     _RELEASES,
     "CREATE UNIQUE INDEX IF NOT EXISTS by_number ON releases (id)",
     "CREATE INDEX IF NOT EXISTS by_query ON releases (query, id)",
+    _DROPPED,
     f"PRAGMA user_version = {FORMAT}",
 )
 Place = tuple[str, int, int]
@@ -58,6 +66,8 @@ PLACE = 'query = ? AND "window" = ? AND "trigger" = ?'
 _RECENT = 8  # windows whose newest segment is kept in memory
 _COLUMNS = 'id, query, "window", "trigger", start, "end", time, planned, rows'
 _NO_WINDOW = 2**63 - 1  # no window has this number
+_DROPPED_AT_ONCE = 1000  # lines of one transaction
+_DAY = timedelta(days=1)
 _OPEN = 512  # segments that are kept open; large ones are mapped, not read
 
 
@@ -103,18 +113,132 @@ def hold_folder(folder: Path) -> Iterator[None]:
         os.close(fd)
 
 
+def old_releases(
+    connection: sqlite3.Connection, folder: Path, query: str, before: str
+) -> Iterator[tuple[Place, int]]:
+    """Releases of a query with a trigger before a time, and their bytes, oldest first.
+
+    Not the newest one of a window that goes on, which the next one of it builds on, nor the one
+    with the greatest number, which the next number follows.
+    """
+    (newest,) = connection.execute("SELECT MAX(id) FROM releases").fetchone()
+    asked = (
+        'SELECT id, "window", "trigger", time, planned, LENGTH(content), (SELECT "trigger" '
+        'FROM releases AS o WHERE o.query = r.query AND o."window" = r."window" AND o.id > 0 '
+        'ORDER BY "trigger" DESC LIMIT 1) '
+        "FROM releases AS r WHERE query = ? AND id > ? ORDER BY id LIMIT ?"
+    )
+    after = 0
+    while lines := connection.execute(asked, (query, after, _DROPPED_AT_ONCE)).fetchall():
+        for number, window, trigger, time, planned, size, last in lines:
+            after = number
+            if time is not None and time >= before:
+                return
+            if time is None or number == newest or trigger == last < planned:
+                continue
+            place = (query, window, trigger)
+            if size is None:
+                path = segment_path(folder, place)
+                size = path.stat().st_size if path.exists() else 0
+            yield place, size
+
+
+def oldest_kept(connection: sqlite3.Connection, served: timedelta) -> dict[str, str]:
+    """Before which trigger each query's releases may go: `served` before its newest one.
+
+    A query that has stopped keeps what it has: nobody finds an empty page.
+    """
+    newest = connection.execute("SELECT query, MAX(time) FROM releases WHERE id > 0 GROUP BY query")
+    return {
+        query: (datetime.fromisoformat(time) - served).isoformat()
+        for query, time in newest
+        if time is not None
+    }
+
+
+def drop_old(connection: sqlite3.Connection, folder: Path, served: timedelta) -> tuple[int, int]:
+    """Delete what is older than the newest release by more than `served`; how many, and bytes.
+
+    A kill in between leaves files without a line, which nobody reads: `unnamed_segments` has them.
+    """
+    count = total = 0
+    for query, before in oldest_kept(connection, served).items():
+        old = old_releases(connection, folder, query, before)
+        while batch := [*islice(old, _DROPPED_AT_ONCE)]:
+            connection.execute("BEGIN IMMEDIATE")
+            with connection:
+                connection.execute(
+                    "INSERT INTO dropped VALUES (?, ?) ON CONFLICT (query) DO UPDATE SET "
+                    "before = MAX(before, excluded.before)",
+                    (query, before),
+                )
+                places = [place for place, _ in batch]
+                connection.executemany(f"DELETE FROM releases WHERE {PLACE}", places)
+            for place, size in batch:
+                segment_path(folder, place).unlink(missing_ok=True)
+                count, total = count + 1, total + size
+    return count, total
+
+
+def unnamed_segments(connection: sqlite3.Connection, folder: Path) -> list[Path]:
+    """Files of releases that have no line: a kill came in between."""
+    large = 'SELECT query, "window", "trigger" FROM releases WHERE content IS NULL'
+    named = {segment_path(folder, place) for place in connection.execute(large)}
+    return sorted(path for path in (folder / SEGMENTS).glob("*.arrow") if path not in named)
+
+
+def collect_served(folder: Path, served: timedelta | None, remove: bool) -> list[Waste]:
+    """What may go of a pipeline's store; with `remove` it is gone."""
+    if not (folder / BOOK).exists():
+        return []
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(hold_folder(folder))
+        except StateError:
+            why = "it is served, and the server removes what is old itself"
+            return [Waste(what="in use", where=folder, why=why, files=0, bytes=0)]
+        connection = stack.enter_context(closing(connect(folder)))
+        waste = partial(Waste, where=folder, removed=remove)
+        found, paths = [], unnamed_segments(connection, folder)
+        size, why = sum(path.stat().st_size for path in paths), "a kill has left them"
+        found.append(waste(what="unnamed files", why=why, files=len(paths), bytes=size))
+        for path in paths if remove else ():
+            path.unlink()
+        if served is not None:
+            sizes = [
+                size
+                for query, before in oldest_kept(connection, served).items()
+                for _, size in old_releases(connection, folder, query, before)
+            ]
+            if remove and sizes:
+                connection.execute(_DROPPED)
+                drop_old(connection, folder, served)
+                connection.execute("VACUUM")
+            why = "older than the newest of their query by more than [retention] served"
+            what, count = "served releases", len(sizes)
+            found.append(waste(what=what, why=why, files=count, bytes=sum(sizes)))
+        return found
+
+
 class ReleaseStore:
     """A sink for several queries.
 
     `keys`: by query, the columns that tell its rows apart. `partial`: queries that publish only
-    the rows that have changed.
+    the rows that have changed. `served`: for how long before the newest release of a query its
+    others are kept; None: for ever.
     """
 
     concurrent = True
 
     def __init__(
-        self, folder: Path, *, keys: Mapping[str, Sequence[str]], partial: Sequence[str] = ()
+        self,
+        folder: Path,
+        *,
+        keys: Mapping[str, Sequence[str]],
+        partial: Sequence[str] = (),
+        served: timedelta | None = None,
     ) -> None:
+        self._served, self._drop_at = served, ""  # the trigger from which on old ones go again
         self._folder, self._keys, self._partial = folder, keys, frozenset(partial)
         self._lock = RLock()
         self._recent: OrderedDict[tuple[str, int], tuple[int, Segment]] = OrderedDict()
@@ -136,7 +260,7 @@ class ReleaseStore:
             self.fence(name, run)
             self._connection.execute("INSERT OR IGNORE INTO runs VALUES (?, ?)", (name, run))
             place = (name, window, trigger)
-            if self._content(place) is not None:
+            if self._content(place) is not None or self._was_dropped(name, about["trigger_time"]):
                 return
             segment = build(
                 table,
@@ -158,6 +282,20 @@ class ReleaseStore:
             self._recent.move_to_end((name, window))
             while len(self._recent) > _RECENT:
                 self._recent.popitem(last=False)
+            self._drop_old(about["trigger_time"])
+
+    def _drop_old(self, now: str | None) -> None:
+        """Let old releases go, if that was not done for a twentieth of the time, or a day."""
+        if self._served is None or now is None or now < self._drop_at:
+            return
+        drop_old(self._connection, self._folder, self._served)
+        pause = min(self._served / 20, _DAY)
+        self._drop_at = (datetime.fromisoformat(now) + pause).isoformat()
+
+    def _was_dropped(self, query: str, time: str | None) -> bool:
+        """Was a release of this time published, and has gone since? A replay has it again."""
+        asked = "SELECT 1 FROM dropped WHERE query = ? AND before > ?"
+        return time is not None and bool(self._connection.execute(asked, (query, time)).fetchone())
 
     def fence(self, name: str, run: str) -> None:
         """Refuse a query that is here with releases of another run."""
@@ -304,7 +442,7 @@ class ReleaseReader:
             f'AND ("trigger" % ? = 0 OR "trigger" IN ({placeholders})) ORDER BY "trigger"'
         )
         thinned = self._lines(where, query, window, self.horizon, last, stride, *fixed)
-        return thinned, stride == 1
+        return thinned, stride == 1 and [one.release for one in thinned[:1]] in ([], [1])
 
     def newest(self, query: str, window: int | None = None) -> Released | None:
         """The newest release of a window, or of the newest window."""
@@ -340,11 +478,15 @@ class ReleaseReader:
         return [dict(zip(columns, line, strict=True)) for line in lines]
 
     def _segment(self, released: Released) -> Segment:
-        """The content of a release."""
+        """The content of a release; KeyError: it has gone since its line was read."""
         asked = f"SELECT content FROM releases WHERE {PLACE}"
-        ((content,),) = self._rows(asked, released.place)
         path = segment_path(self._folder, released.place)
-        return decode(pa.memory_map(str(path)) if content is None else pa.py_buffer(content))
+        for (content,) in self._rows(asked, released.place):
+            with suppress(FileNotFoundError):
+                return decode(
+                    pa.memory_map(str(path)) if content is None else pa.py_buffer(content)
+                )
+        raise KeyError(released.place)
 
     def expect(self, released: Released) -> None:
         """Have the system fetch a large release: it was written past the system's memory."""

@@ -78,7 +78,8 @@ def publish(
     with hold_folder(folder), ExitStack() as stack:
         keys = {name: query.keys for name, query in queries.items()}
         partial_queries = [name for name, query in queries.items() if query.partial]
-        store = ReleaseStore(folder, keys=keys, partial=partial_queries)
+        served = pipeline.retention.get("served")
+        store = ReleaseStore(folder, keys=keys, partial=partial_queries, served=served)
         stack.callback(store.shut)
         store.announce_rest(list(queries))  # what a kill has left unannounced
         ledgers = stack.enter_context(pipeline.open_ledgers())

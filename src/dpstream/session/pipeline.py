@@ -63,7 +63,7 @@ _KEYS: dict[str, dict[str, tuple[type, ...]]] = {
     "state": {"path": _TEXT, "secret": _TEXT},
     "sink": {"to": _TEXTS},
     "engine": {"name": _TEXT, "master": _TEXT, "buckets": (int,), "state_location": _TEXT},
-    "retention": {"backups": _TEXT},
+    "retention": dict.fromkeys(("backups", "releases", "served", "inputs", "dead_letters"), _TEXT),
     "query": {"name": _TEXT, "sql": _TEXT, "file": _TEXT, "anyway": (bool,), "analyst": _TEXT},
 }
 _REQUIRED = {
@@ -121,6 +121,9 @@ class Pipeline:
     """Queries that begin though none of the first rows can be used."""
     backups: timedelta = BACKUPS
     """For how long a backup of the state may be put back."""
+    retention: Mapping[str, timedelta] = field(default_factory=dict)
+    """For how long releases, served releases, inputs and dead letters are kept, where that is said;
+    others stay (inputs: until no recovery needs them)."""
     analysts: Mapping[str, str] = field(default_factory=dict)
     """Who asks for a query, by its name, where that is said."""
 
@@ -159,11 +162,19 @@ def load_pipeline(path: str | Path) -> Pipeline:
         _declare_types(path, of_query[one.query.name], one, compiled, tables["source"])
         for one in compiled
     ]
-    feeds = {name: _feed(base, name, table) for name, table in tables["source"].items()}
+    where, spans = f"{path}, [retention]", tables.get("retention", {})
+    kept = {
+        key: timedelta(microseconds=duration(text, f"{where}: {key}", least=0))
+        for key, text in spans.items()
+    }
+    backups = kept.pop("backups", BACKUPS)
+    inputs = kept.get("inputs")
+    feeds = {
+        n: replace(_feed(base, n, table), keep=inputs) for n, table in tables["source"].items()
+    }
     folder = Path(_resolve(base, state["path"]))
     secret = Path(_resolve(base, state["secret"])) if "secret" in state else secret_path(folder)
     sinks = _listed(tables.get("sink", {}).get("to", []))
-    backups = tables.get("retention", {}).get("backups", BACKUPS)
     queries = tuple(one.query for one in compiled)
     return Pipeline(
         path=path,
@@ -179,7 +190,8 @@ def load_pipeline(path: str | Path) -> Pipeline:
         remarks=tuple(words for one in compiled for words in remarks(one)),
         anyway=frozenset(table["name"] for table in tables["query"] if table.get("anyway")),
         analysts={one["name"]: one["analyst"] for one in tables["query"] if "analyst" in one},
-        backups=timedelta(microseconds=duration(backups, f"{path}, [retention]: backups", least=0)),
+        backups=backups,
+        retention=kept,
     )
 
 

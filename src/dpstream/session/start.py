@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -78,6 +79,9 @@ class Feed:
     on_done: str = "keep"
     """What becomes of files of a live directory that no recovery needs any more: they are kept,
     moved to `done/` in it ("move") or deleted ("delete")."""
+    keep: timedelta | None = None
+    """For how long rows that came only once stay (in `kept/`) when no recovery needs them any more,
+    and files in `done/`; None: the rows go at once, the files stay."""
 
 
 def run(
@@ -396,7 +400,7 @@ def _open_feed(feed: Feed, folder: Path | None) -> Source:
     if isinstance(source, str) and source == PUSHED:
         if folder is None:
             raise InvalidParameter(f"the source {PUSHED!r} needs a state directory")
-        return PushedSource(pushed_folder(folder, feed.name))
+        return PushedSource(pushed_folder(folder, feed.name), keep=feed.keep)
     if feed.live and isinstance(source, list | tuple):
         raise InvalidParameter(
             f"live reads one directory, and not the list {source!r:.200}; move the files into one, "
@@ -410,12 +414,14 @@ def _open_feed(feed: Feed, folder: Path | None) -> Source:
         raise _not_removed("without a state directory nobody knows when they are needed no more")
     if growing:
         limits = SizeLimits.of(feed.options)
-        opened = open_directory(Path(source), feed.on_done, on_damage=feed.on_damage, limits=limits)
+        opened = open_directory(
+            Path(source), feed.on_done, on_damage=feed.on_damage, limits=limits, keep=feed.keep
+        )
     else:
         opened = open_source(source, options=feed.options, on_damage=feed.on_damage)
     if not opened.replayable and folder is not None:
         place = f"arrived-{safe_name(feed.name)}" if feed.name else "arrived"
-        return WriteAhead(opened, folder / place)
+        return WriteAhead(opened, folder / place, keep=feed.keep)
     return opened
 
 

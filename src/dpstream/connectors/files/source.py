@@ -11,6 +11,7 @@ import weakref
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from datetime import timedelta
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from dpstream.connectors.files.parquet import ParquetFile
 from dpstream.connectors.files.size_limits import LIMITS, SizeLimits
 from dpstream.connectors.files.text import TextFile, empty_strings
 from dpstream.connectors.files.trial import start_trials, try_parquet
-from dpstream.connectors.storage import printable
+from dpstream.connectors.storage import AgingFolder, printable
 from dpstream.errors import InvalidInput, InvalidParameter, UnusableFile, unreadable
 from dpstream.privacy.state.durable_files import file_identity, make_directory, sync_directory
 from dpstream.records import Batch, Columns, Position, is_quarantined
@@ -376,12 +377,18 @@ class EmptiedDirectory(GrowingDirectory):
     _sharing = fcntl.LOCK_EX
 
     def __init__(
-        self, folder: Path, on_done: str, *, on_damage: str = "stop", limits: SizeLimits = LIMITS
+        self,
+        folder: Path,
+        on_done: str,
+        *,
+        on_damage: str = "stop",
+        limits: SizeLimits = LIMITS,
+        keep: timedelta | None = None,
     ) -> None:
         super().__init__(folder, on_damage=on_damage, limits=limits)
         if not os.access(folder, os.W_OK | os.X_OK):
             raise InvalidInput(f"on_done: files cannot be removed from {folder}; allow it to write")
-        self._on_done = on_done
+        self._on_done, self._done = on_done, AgingFolder(folder / DONE, keep)
         self._ends: dict[str, Position] = {}
         self._files: dict[str, str] = {}  # which file it is, whatever its name
         self._removed: list[str] = []
@@ -427,6 +434,7 @@ class EmptiedDirectory(GrowingDirectory):
         self._listed = [name for name in self._listed if name not in gone]
         self._watched = deque(name for name in self._watched if name not in gone)
         self._removed += gone
+        self._done.clean()
 
     def removed(self) -> list[str]:
         """Partitions that are gone since the last call: their names are free."""
@@ -482,15 +490,23 @@ class EmptiedDirectory(GrowingDirectory):
 
 
 def open_directory(
-    folder: Path, on_done: str = "keep", *, on_damage: str = "stop", limits: SizeLimits = LIMITS
+    folder: Path,
+    on_done: str = "keep",
+    *,
+    on_damage: str = "stop",
+    limits: SizeLimits = LIMITS,
+    keep: timedelta | None = None,
 ) -> GrowingDirectory:
-    """A live directory; `on_done`: what becomes of files that no recovery needs any more."""
+    """A live directory; `on_done`: what becomes of files that no recovery needs any more.
+
+    `keep`: for how long they stay in `done/`; None: for ever.
+    """
     if on_done not in ON_DONE:
         raise InvalidParameter(f"on_done must be one of {', '.join(ON_DONE)}; got {on_done!r}")
     if on_done == "keep":
         opened = GrowingDirectory(folder, on_damage=on_damage, limits=limits)
     else:
-        opened = EmptiedDirectory(folder, on_done, on_damage=on_damage, limits=limits)
+        opened = EmptiedDirectory(folder, on_done, on_damage=on_damage, limits=limits, keep=keep)
     opened.claim()
     return opened
 

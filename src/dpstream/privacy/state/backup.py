@@ -150,10 +150,12 @@ def _held(ledgers: Collection[LedgerPlace]) -> Iterator[None]:
 
 
 def _stamps(folder: Path, *, secrets: bool = False) -> dict[str, Stamp]:
-    """Every file of a directory, and what changes when it does; secrets only if asked for."""
+    """Every file of a directory, and what changes when it does; all of it only with `secrets`."""
     found: dict[str, Stamp] = {}
     left_out = (".new", "-wal", "-shm", "-journal", *(() if secrets else (".secret", ".token")))
-    for root, _, names in os.walk(folder):
+    for root, folders, names in os.walk(folder):
+        if not secrets and Path(root).name.startswith(("arrived", "pushed")):
+            folders[:] = [name for name in folders if name != "kept"]  # no recovery needs it
         for name in names:
             if name.endswith(left_out):
                 continue  # somebody is writing it, or it is not to be copied

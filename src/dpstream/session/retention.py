@@ -1,0 +1,180 @@
+"""What may go of a state directory and of a pipeline's files, and why; it goes when that is asked.
+
+Of a run that has stopped: files that a kill has left half-written, parts of snapshots that no
+manifest names, and all of it if its ledger says that it was ended for good. By age, where the
+pipeline file says how long: release files, dead letters, inputs that are done. A run is locked
+meanwhile; one that is running removes what it does not need itself. Ledgers and secrets stay.
+
+Nothing reads these files again. A replay writes a release file that is gone once more, with the
+same bytes.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+from dpstream.connectors.files.source import DONE
+from dpstream.connectors.registry import release_folder
+from dpstream.connectors.storage import old_files
+from dpstream.connectors.write_ahead import KEPT
+from dpstream.errors import StateError
+from dpstream.privacy.ledger.ledger import Ledger
+from dpstream.privacy.state import read_packed
+from dpstream.privacy.state.durable_files import erase, sync_directory
+from dpstream.privacy.state.journal import Journal
+from dpstream.privacy.state.run_directory import About, ledger_place, read_about
+from dpstream.query.windows import in_words
+from dpstream.session.pipeline import Pipeline
+
+_HALF_WRITTEN = re.compile(r"\..*\.[0-9a-f]{16}\.new")
+_RELEASE = r"-w\d{6,}-t\d{6,}\."
+_STAYS = re.compile(r"ledger(\.head)?|.*\.secret")  # of a run that is ended
+_LAST = ("inputs", "run.dps")  # without them nobody knows any more which run it was
+
+
+@dataclass(frozen=True, kw_only=True)
+class Waste:
+    """Files that may go together."""
+
+    what: str
+    where: Path
+    why: str
+    files: int
+    bytes: int
+    removed: bool = False
+
+
+def collect_runs(places: Iterable[Path], *, remove: bool) -> Iterator[Waste]:
+    """What may go of runs' directories; with `remove` it is gone when it is told."""
+    for place in places:
+        about = read_about(place)
+        if about is None:
+            continue
+        with _held(place, about) as free:
+            if not free:
+                why = "it is running, and removes what it does not need itself"
+                yield Waste(what="in use", where=place, why=why, files=0, bytes=0)
+                continue
+            ended = _why_ended(place, about)
+            if ended is not None:
+                why = f"its run was ended for good ({ended}); ledger and secret stay"
+                yield _take("ended run", place, why, _files_of_ended(place), remove=remove)
+                continue
+            cut = [path for path in place.rglob(".*.new") if _HALF_WRITTEN.fullmatch(path.name)]
+            yield _take("half-written files", place, "a kill has left them", cut, remove=remove)
+            why = "no snapshot that is kept names them"
+            parts = place / "segments"
+            yield _take("parts of snapshots", parts, why, _unnamed(place), remove=remove)
+
+
+def collect_by_age(pipeline: Pipeline, *, remove: bool) -> Iterator[Waste]:
+    """What a pipeline's [retention] no longer keeps, but for served releases; by their age."""
+    kept = pipeline.retention
+    if (span := kept.get("releases")) is not None:
+        for folder, kind in filter(None, map(release_folder, pipeline.sinks)):
+            why = f"published more than {_words(span)} ago"
+            old = _old_releases(folder, kind, span)
+            yield _take("release files", folder, why, old, remove=remove, overwrite=False)
+    if (span := kept.get("dead_letters")) is not None:
+        for folder in (place / "dead-letters" for place in pipeline.folders.values()):
+            old = [p for p in folder.glob("*.jsonl") if p.stat().st_mtime < _before(span)]
+            why = f"set aside more than {_words(span)} ago"
+            yield _take("dead letters", folder, why, old, remove=remove)
+    if (span := kept.get("inputs")) is not None:
+        sources = dict.fromkeys(str(feed.source) for feed in pipeline.feeds.values())
+        folders = [Path(source) / DONE for source in sources]
+        folders += [path / KEPT for path in sorted(pipeline.state.glob("*")) if path.is_dir()]
+        for folder in folders:
+            why = f"read to their ends, and needed by no recovery, for more than {_words(span)}"
+            yield _take("inputs", folder, why, old_files(folder, span), remove=remove)
+
+
+@contextmanager
+def _held(place: Path, about: About) -> Iterator[bool]:
+    """Hold a run; False: a process has it."""
+    path = place / about["log"]
+    if not path.exists():
+        yield True
+        return
+    with closing(Journal(path, kind="input log")) as journal:
+        try:
+            journal.acquire(wait=False)
+        except StateError:
+            yield False
+        else:
+            yield True
+
+
+def _why_ended(place: Path, about: About) -> str | None:
+    """Why a run was ended for good, if it was and its ledger is there to say so."""
+    book = ledger_place(place, about)
+    if not book.exists():
+        return None
+    with closing(Ledger(book)) as ledger:
+        known = ledger.known(about["run"].hex())
+    return None if known.ended is None else known.ended[0]
+
+
+def _files_of_ended(place: Path) -> list[Path]:
+    """Its files; those by which it is known come last, so that a kill leaves the rest to find."""
+    files = [p for p in place.rglob("*") if p.is_file() and not _STAYS.fullmatch(p.name)]
+    return sorted(files, key=lambda path: (path.name.startswith(_LAST), path))
+
+
+def _unnamed(place: Path) -> list[Path]:
+    """Parts of snapshots that no manifest names; none if one of these cannot be read."""
+    named: set[str] = set()
+    manifests = [*place.glob("manifest-*.dps")]
+    try:
+        for path in manifests:
+            for *_, chain in read_packed(path, kind="manifest")["chains"]:
+                named |= {name for name, *_ in chain}
+    except StateError:
+        return []
+    return sorted(p for p in place.glob("segments/*.dps") if manifests and p.name not in named)
+
+
+def _old_releases(folder: Path, kind: str, span: timedelta) -> list[Path]:
+    """Files of releases of the queries that have written here, by the marks that they leave."""
+    queries = [path.name[1 : -len(".run")] for path in folder.glob(".*.run")]
+    names = re.compile(f"({'|'.join(map(re.escape, queries))}){_RELEASE}{kind}")
+    before = _before(span)
+    found = [p for p in folder.glob(f"*.{kind}") if queries and names.fullmatch(p.name)]
+    return sorted(path for path in found if path.stat().st_mtime < before)
+
+
+def _take(
+    what: str, where: Path, why: str, paths: list[Path], *, remove: bool, overwrite: bool = True
+) -> Waste:
+    """Count files, and remove them if that is asked; what is not public is overwritten first."""
+    size = sum(path.stat().st_size for path in paths)
+    for path in paths if remove else ():
+        erase(path) if overwrite and path.stat().st_nlink == 1 else path.unlink()
+    if remove and paths:
+        for folder in sorted({path.parent for path in paths}, reverse=True):
+            sync_directory(folder)
+        if what == "ended run":
+            _remove_empty(where)
+    return Waste(what=what, where=where, why=why, files=len(paths), bytes=size, removed=remove)
+
+
+def _remove_empty(folder: Path) -> None:
+    for path in sorted((p for p in folder.rglob("*") if p.is_dir()), reverse=True):
+        if not any(path.iterdir()):
+            path.rmdir()
+    if not any(folder.iterdir()):
+        folder.rmdir()
+
+
+def _before(span: timedelta) -> float:
+    return time.time() - span.total_seconds()
+
+
+def _words(span: timedelta) -> str:
+    return in_words(int(span.total_seconds() * 10**6))
