@@ -369,7 +369,7 @@ class Life:
         clock = SimulatedClock(self.place / "clock", tick=_tick(self.days))
         facts: dict[str, Any] = {}
         backup, new = self.place / "backup.tar", self.place / f"state-{self.moves + 1}"
-        because = {"because": "the year's calendar", "who": "operator"}
+        because: dict[str, Any] = {"because": "the year's calendar", "who": "operator"}
         with injected(clock, self.days):
             if what.kind == "change":
                 shutil.rmtree(self.state / _CHANGED)
@@ -508,7 +508,7 @@ def compare_releases(unbroken: Path, broken: Path) -> Comparison:
     both.differ += [f"{key} has other bytes" for key in shared if expected[key] != found[key]]
     both.unlisted += [f"{key} is too many" for key in found.keys() - expected.keys()]
     restores = [e for e in read_lines(broken / "events") if e["event"] == "restore"]
-    listed = {
+    listed: dict[tuple[str, ...], int] = {
         (tag, name, str(window)): number
         for number, restore in enumerate(restores, 1)
         for tag, name, window in restore["lost"]
