@@ -665,7 +665,7 @@ def _rows(measured: dict[str, Any], days: int, hours: dict[str, float]) -> list[
 def _notes(
     both: Comparison, events: Sequence[dict[str, Any]], days: int, crashes: int, hours: float
 ) -> list[str]:
-    counts = Counter(event["event"] for event in events)
+    counts = Counter(event["event"] for event in events if event["event"] != "end")
     happened = ", ".join(f"{n} x {kind}" for kind, n in sorted(counts.items()))
     took = f"{days} simulated days in {hours:.2f} hours, both lives side by side"
     notes = [
