@@ -48,6 +48,7 @@ BENCHES: Final[dict[str, str]] = {
     "live_files": "a live directory of up to 100,000 files: triggers without news, a restart",
     "queries": "SQL on real event logs, from the command and from Python: the same releases",
     "connectors": "records per second of each source and sink, beside files",
+    "year": "a simulated year with crashes, a move, restores: the same releases, and a flat disk",
 }
 """Name of a bench, which is that of its module too -> one line about it."""
 
@@ -86,12 +87,24 @@ def target(name: str, value: float | None, op: str, bound: float, *, reason: str
     return row | {"reached": bool(_OPERATORS[op](value, bound))}
 
 
-def run(name: str, *, quick: bool, out: Path, progress: Progress | None = None) -> Result:
-    """Run the bench `name`; write `out/name.json` and `out/name.png`; return the JSON's content."""
+def run(
+    name: str,
+    *,
+    quick: bool,
+    out: Path,
+    progress: Progress | None = None,
+    more: Mapping[str, Any] | None = None,
+) -> Result:
+    """Run the bench `name`; write `out/name.json` and `out/name.png`; return the JSON's content.
+
+    `more`: what only this bench takes.
+    """
     if name not in BENCHES:
         raise InvalidParameter(f"a bench must be one of {', '.join(BENCHES)}; got {name!r}")
     module = importlib.import_module(f"benchmarks.{name}")
-    found: Findings = module.measure(quick=quick, progress=progress or (lambda *_: None))
+    found: Findings = module.measure(
+        quick=quick, progress=progress or (lambda *_: None), **(more or {})
+    )
     result: Result = {
         "bench": name,
         "version": version("dpstream"),

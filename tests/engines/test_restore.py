@@ -410,6 +410,20 @@ def test_a_rotation_that_is_killed_goes_on(tmp_path, monkeypatch):
     assert find_faults(folder, secret=Secret.of(SECRET)) == []
 
 
+def test_a_rotation_makes_a_secret_of_its_own(tmp_path):
+    """The one of a run that was in this directory before may have been read."""
+    kind, book, folder = KINDS["group by"], tmp_path / "book", tmp_path / "state"
+    some(kind, folder, book, 2)
+    left, _ = rotate_keys(folder, given_secret=SECRET)
+    before = left.read_bytes()
+    shutil.rmtree(folder)
+    some(kind, folder, tmp_path / "other", 2)
+    place, _ = rotate_keys(folder, given_secret=SECRET)
+
+    assert place.read_bytes() != before
+    assert find_faults(folder, secret=Secret.of(SECRET)) == []
+
+
 def interrupt(*_):
     raise KeyboardInterrupt
 

@@ -33,6 +33,9 @@ def bench(
     quick: Annotated[bool, Option("--quick", help="A short run.")] = False,
     as_json: AsJson = False,
     out: Annotated[Path, Option(help="Folder for JSON and plots.")] = Path("bench-results"),
+    days: Annotated[
+        int | None, Option(help="Of year: how many days are simulated, instead of 365.")
+    ] = None,
 ) -> None:
     """Measure dpstream, against its peers where they are installed."""
     benches = _benches()
@@ -44,12 +47,19 @@ def bench(
         raise InvalidParameter(
             f"there is no bench {name!r}; choose all, report, or one of: {known}"
         )
+    if days is not None and name != "year":
+        raise InvalidParameter(f"only the bench year has --days; got {name!r}")
+    more = {} if days is None else {"more": {"days": days}}
     results = []
     for each in benches.BENCHES if name == "all" else [name]:
         note(f"bench {each}: {benches.BENCHES[each]}")
         with progress_bar(each) as progress:
             result = benches.run(
-                each, quick=quick, out=out, progress=lambda done, total, what: progress(done, total)
+                each,
+                quick=quick,
+                out=out,
+                progress=lambda done, total, what: progress(done, total),
+                **more,
             )
         results.append(result)
         if not as_json:

@@ -584,6 +584,8 @@ def rotate_keys(folder: Path, *, given_secret: GivenSecret) -> tuple[Path, list[
         )
     secret = known_secret(folder, about, given_secret)
     rotations = about.get("rotations", 0) + 1
+    while wrapping_path(folder, rotations).exists():
+        rotations += 1  # left by an earlier run of this directory, or by a rotation that was killed
     with closing(InputLog(folder / about["log"], run=about["run"])):  # nobody runs it
         place = wrapping_path(folder, rotations)
         wrapping = [Secret.of(place), *wrapping_secrets(folder, about)]
