@@ -113,8 +113,7 @@ def check_reload(path: Path) -> None:
             )
     for book in pipeline.books:
         pairs = [(query, pipeline.folders[query.name]) for query in book.queries]
-        at = {"ledger": book.ledger, "dataset": book.dataset, "terms": book.terms()}
-        problem, _ = would_fit(pairs, **at)
+        problem, _ = would_fit(pairs, ledger=book.ledger, dataset=book.dataset, terms=book.terms())
         if problem:
             raise BudgetExceeded(problem)
 
