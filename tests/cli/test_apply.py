@@ -320,4 +320,4 @@ def test_a_run_takes_the_file_up_on_sighup(folder, process):
     wait_for("two", process)
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=60) == 130
-    assert [*spent(folder)] == ["one", "two"]
+    assert sorted(spent(folder)) == ["one", "two"]
