@@ -50,7 +50,7 @@ def test_a_server_takes_the_file_up_by_signal_and_by_request(tmp_path):
             return {each["name"]: each["finished"] for each in json.loads(body)["queries"]}
 
         def count(name):
-            return len(json.loads(server.ask(f"/api/queries/{name}/releases")[1])["releases"])
+            return len(json.loads(server.ask(f"/api/queries/{name}/releases")[1])["rows"])
 
         until(lambda: count("one") and count("two"))
         write(path, one=3, two=2)
