@@ -9,7 +9,6 @@ import hashlib
 import io
 import json
 import os
-import random
 from pathlib import Path
 
 import numpy as np
@@ -68,18 +67,18 @@ def content(suffix, seed):
 
 def mutate(original, seed):
     """Cut it, overwrite bytes, remove some, add some, or turn bits near its end or its start."""
-    rng, data = random.Random(seed), bytearray(original)
-    way, at = rng.randrange(6), rng.randrange(len(data))
+    rng, data = np.random.default_rng(seed), bytearray(original)
+    way, at = int(rng.integers(6)), int(rng.integers(len(data)))
     if way == 0:
         return bytes(data[:at])
     if way == 1:
-        data[at : at + rng.randrange(64)] = b""
+        data[at : at + int(rng.integers(64))] = b""
     elif way == 2:
-        data[at:at] = rng.randbytes(rng.randrange(1, 64))
-    for _ in range(0 if way < 3 else rng.choice([1, 2, 8])):
+        data[at:at] = rng.bytes(int(rng.integers(1, 64)))
+    for _ in range(0 if way < 3 else int(rng.choice([1, 2, 8]))):
         reach = min(len(data), 1200) if way > 3 else len(data)
-        place = rng.randrange(reach)
-        data[place if way < 5 else len(data) - 1 - place] ^= rng.randrange(1, 256)
+        place = int(rng.integers(reach))
+        data[place if way < 5 else len(data) - 1 - place] ^= int(rng.integers(1, 256))
     return bytes(data)
 
 

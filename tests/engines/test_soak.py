@@ -7,13 +7,13 @@ Log and ledger are compacted as they go. All of it, 100,000 triggers in five liv
 import hashlib
 import json
 import os
-import random
 import threading
 from collections import defaultdict
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -223,10 +223,10 @@ def test_nothing_grows_in_a_process(unbroken):
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_long_life_with_kills_is_as_one_without(tmp_path, unbroken, seed):
     """The same bytes; what lies on the disk does not grow from life to life."""
-    (expected, measured), sizes, rng = unbroken, [], random.Random(seed)
+    (expected, measured), sizes, rng = unbroken, [], np.random.default_rng(seed)
     status = -9
     while status == -9:
-        most = rng.randint(*LIVES)
+        most = int(rng.integers(*LIVES))
         status = run_in_fork(lambda most=most: live_on(tmp_path / "killed", most=most))
         sizes.append(measure(tmp_path / "killed"))
 

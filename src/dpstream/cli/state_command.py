@@ -15,6 +15,7 @@ from typer import Argument, Option
 
 from dpstream.cli.ledger_command import File
 from dpstream.cli.output import AsJson, UsageError, note, print_json, progress_bar
+from dpstream.connectors.storage import printable
 from dpstream.errors import DpstreamError, StateError
 from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.state import Secret
@@ -366,4 +367,4 @@ def list_quarantine(
         return
     for one in listed:
         line = f"{one['directory']}: {one['file']} (SHA-256 {one['sha256']}): {one['reason']}"
-        print(line.encode(errors="backslashreplace").decode())  # names of files may be no UTF-8
+        print(printable(line))

@@ -35,6 +35,15 @@ def safe_name(text: str) -> str:
     return f"{safe[: _LONGEST - len(digest) - 1]}~{digest}"
 
 
+def printable(text: object) -> str:
+    r"""A text, or a path, that any log and file takes: names of files may be no UTF-8.
+
+    >>> printable("a\udcff.csv")
+    'a\\udcff.csv'
+    """
+    return str(text).encode(errors="backslashreplace").decode()
+
+
 def open_folder(folder: Path) -> None:
     """Make the folder if it is not there; it must be one that files can be created in."""
     with wrap_write_errors(folder):

@@ -23,6 +23,7 @@ from dpstream.connectors.files.parquet import ParquetFile
 from dpstream.connectors.files.size_limits import LIMITS, SizeLimits
 from dpstream.connectors.files.text import TextFile, empty_strings
 from dpstream.connectors.files.trial import start_trials, try_parquet
+from dpstream.connectors.storage import printable
 from dpstream.errors import InvalidInput, InvalidParameter, UnusableFile, unreadable
 from dpstream.privacy.state.durable_files import file_identity, make_directory, sync_directory
 from dpstream.records import Batch, Columns, Position, is_quarantined
@@ -142,9 +143,9 @@ class Files:
             _LOG.warning(
                 "%s is quarantined: %s of it is counted, now or later, and the run goes on; to "
                 "have its rows counted, mend it and give it a new name: %s",
-                path,
+                printable(path),
                 "nothing" if after is None else f"nothing after {after}",
-                problem,
+                printable(problem),
             )
         return self._marks[partition]
 
@@ -344,7 +345,7 @@ class GrowingDirectory(Files):
                 "%s was written to %s (%d bytes then, %d now): what was added or changed may not "
                 "be counted, and is not read again; write new rows to a new file, under a name "
                 "that begins with '.', and rename it when it is complete",
-                path,
+                printable(path),
                 when,
                 before[0],
                 now[0],
@@ -456,7 +457,9 @@ class EmptiedDirectory(GrowingDirectory):
             return True
         except OSError as problem:
             if partition not in self._told:
-                _LOG.warning("%s is done and cannot be removed: %s", path, problem.strerror)
+                _LOG.warning(
+                    "%s is done and cannot be removed: %s", printable(path), problem.strerror
+                )
             self._told.add(partition)
             return False
         return True
