@@ -19,7 +19,14 @@ from dpstream.connectors.storage import printable
 from dpstream.errors import DpstreamError, StateError
 from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.state import Secret
-from dpstream.privacy.state.backup import Restoration, back_up, move, opened, runs_in
+from dpstream.privacy.state.backup import (
+    Restoration,
+    back_up,
+    move,
+    opened,
+    runs_in,
+    wrapping_in_use,
+)
 from dpstream.privacy.state.input_log import logged_quarantine
 from dpstream.privacy.state.inspection import describe, find_faults, saved_step
 from dpstream.privacy.state.run_directory import About, adopt, read_about, rotate_keys
@@ -90,6 +97,14 @@ def restore_directory(
             "ledger is lost, too.",
         ),
     ] = False,
+    newest_ledger: Annotated[
+        bool,
+        Option(
+            "--newest-ledger",
+            help="Your word that the ledger is the newest there is; needed where it is a copy, or "
+            "in a server.",
+        ),
+    ] = False,
     without: Annotated[
         list[str] | None, Option(metavar="NAME", help="Leave out the run of this query.")
     ] = None,
@@ -109,6 +124,7 @@ def restore_directory(
         folder=folder,
         ledger=file,
         nothing_since=nothing_since,
+        newest_ledger=newest_ledger,
         without=without or (),
         because=because or f"the backup {source.name} was put back",
         who=who or getpass.getuser(),
@@ -143,6 +159,9 @@ def restore_directory(
                 print(f"  and {len(one[kind]) - _SHOWN} more (see --json): {meaning}")
     if not secret_path(folder.resolve()).exists():
         note(f"its secret is not at {secret_path(folder)}; put it there, or name it to the run")
+    for path in wrapping_in_use(folder).values():
+        if not path.exists():
+            note(f"keys were rotated: the secret {path} is not there; put it back, too")
 
 
 @app.command("move")

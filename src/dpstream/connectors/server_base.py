@@ -148,6 +148,12 @@ class ServerOptions:
             scheme = uri.partition("://")[0]
             raise InvalidParameter(f"{scheme}:// begins no address here: {problem}") from None
         user, at, servers = parts.netloc.rpartition("@")
+        if "@" in uri and not at and ":" in servers and not servers.rpartition(":")[2].isdigit():
+            raise InvalidParameter(
+                f"{parts.scheme}://... has a '/', '#' or '?' before its '@': write them as %2F, "
+                "%23 and %3F; a password must not be in it at all: put it into a file and add "
+                "?password_file=PATH, or into a variable and add ?password_env=NAME"
+            )
         self.scheme, self.servers, self.path = parts.scheme, servers, unquote(parts.path[1:])
         self.user = unquote(user) if at else None
         self.where = f"{parts.scheme}://{servers}{parts.path}"

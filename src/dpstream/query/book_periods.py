@@ -78,17 +78,18 @@ def same_rows(query: Query, book: Terms) -> bool:
 
 def book_share(query: Query, book: Terms) -> BookShare:
     """What one unit of the book moves of a query over the same users; others are refused."""
+    theirs = book_ticks(book)
+    if theirs is not None and query.time_zone != book.time_zone:
+        raise LedgerError(_refusal(query, book, "their days begin at other times"))
     if query.period_in_words == book.period:
         return BookShare(periods=_with_own(query.paid_periods, 1, periods_in_a_window(query)))
     if query.strategy != "latched":
         raise LedgerError(_refusal(query, book, f"strategy {query.strategy!r} is not counted so"))
-    mine, theirs = query.periods, book_ticks(book)
+    mine = query.periods
     if mine is None:
         return _coarser(query, book, theirs)
     if theirs is None:
         return _finer(query, book, None)
-    if query.time_zone != book.time_zone:
-        raise LedgerError(_refusal(query, book, "their days begin at other times"))
     small, large = sorted((mine, theirs), key=lambda ticks: ticks.size)
     by_calendar = large.calendar and not keeps_its_offset(large.zone)
     if large.size % small.size or (by_calendar and not small.calendar):

@@ -16,7 +16,7 @@ from typing import Any
 from dpstream.engines.embedded.series_run import refuse_other_steps
 from dpstream.engines.query_run import AnyQuery, Beginning
 from dpstream.engines.run_storage import KIND
-from dpstream.errors import BudgetExceeded
+from dpstream.errors import BudgetExceeded, InvalidParameter
 from dpstream.privacy.amounts import show
 from dpstream.privacy.ledger.charges import Terms
 from dpstream.privacy.ledger.ledger import Ledger
@@ -144,9 +144,15 @@ class _Rehearsal:
 
     def _take_over(self, query: Query) -> Beginning:
         """Behind the last period that earlier runs of the query have begun, which are ended."""
-        before, ticks = _earlier_runs(query, self.book), book_ticks(self.terms)
+        before, ticks = self._earlier_runs(query), book_ticks(self.terms)
         if not before or ticks is None:
             return Beginning()
+        # a name that nobody gave may be that of any query
+        if query.name == Query.name and sum(not line["ended"] for line in before) > 1:
+            raise InvalidParameter(
+                f"several runs of queries without a name live in {self.which}, and a take-over "
+                "ends them for good; give queries names (name=..., --name)"
+            )
         runs = tuple(line["run"] for line in before if not line["ended"])
         begun = [line["begun"] for line in before if line["begun"] is not None]
         first = ticks.at(max(begun) + 1) if begun else None
@@ -155,6 +161,17 @@ class _Rehearsal:
         if first is not None:
             notice += _begins(_from(query, Beginning(not_before=first)))
         return Beginning(not_before=first, takes_over=runs, who=_login_name(), notice=notice)
+
+    def _earlier_runs(self, query: Query) -> list[dict[str, Any]]:
+        """Runs of the query, for the same analyst, whose charges end with them."""
+        asks = self.analysts.get(query.name, "")
+        return [
+            line
+            for line in self.book["spent_on"]
+            if line["query"] == query.name
+            and "periods" in line
+            and self.copy.known(line["run"]).analyst == asks
+        ]
 
     def _later(self, query: Query, problem: str) -> Beginning | None:
         """From the first period on that has room for it; only a query without end is moved."""
@@ -173,7 +190,8 @@ class _Rehearsal:
         return BudgetExceeded(
             f"the query {query.name!r} does not fit into {self.which}: "
             f"{_short_of(query, asked, now, str(problem))}"
-            f"{self._room_later(query)}{_seen_before(query, self.book)}; nothing was read"
+            f"{self._room_later(query)}"
+            f"{_seen_before(query, self.book, self._earlier_runs(query))}; nothing was read"
         )
 
     def _room_later(self, query: Query) -> str:
@@ -196,12 +214,6 @@ def _begins(query: Query) -> str:
     )
 
 
-def _earlier_runs(query: Query, book: dict[str, Any]) -> list[dict[str, Any]]:
-    """Runs of the query whose charges end with them."""
-    lines = book["spent_on"]
-    return [line for line in lines if line["query"] == query.name and "periods" in line]
-
-
 def _login_name() -> str:
     try:
         return getpass.getuser()
@@ -222,11 +234,11 @@ def _short_of(query: Query, asked: Fraction, book: dict[str, Any], problem: str)
     )
 
 
-def _seen_before(query: Query, book: dict[str, Any]) -> str:
+def _seen_before(query: Query, book: dict[str, Any], earlier: list[dict[str, Any]]) -> str:
     """Somebody who repeats a query wants its releases, not another charge."""
     if all(line["query"] != query.name for line in book["spent_on"]):
         return ""
-    before = [line for line in _earlier_runs(query, book) if not line["ended"]]
+    before = [line for line in earlier if not line["ended"]]
     over = (
         f"; if the state of run {', '.join(line['run'][:8] for line in before)} is lost, or the "
         "query has changed, take over from it (dpstream run or sql --take-over; take_over=True in "

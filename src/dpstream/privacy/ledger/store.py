@@ -118,6 +118,8 @@ class LedgerAddress:
             options = parse_qsl(parts.query, keep_blank_values=True)
         except ValueError:
             return f"{self.uri.partition('://')[0]}://..."
+        if "@" in self.uri and not at:  # a password with an unescaped /, # or ? in it
+            return f"{parts.scheme}://..."
         shown = [
             (name, value)
             for name, value in options

@@ -42,6 +42,7 @@ from dpstream.privacy.state.run_directory import (
     ledger_place,
     read_about,
     restore_run,
+    wrapping_path,
 )
 from dpstream.privacy.state.secret import secret_path
 
@@ -51,6 +52,11 @@ Told = Callable[[int, int], None]
 """Is told how many files are done, of how many."""
 
 _KIND = "state backup"
+_WORDS = (
+    "name the newest ledger where it always was; or, if this is the newest one (moved or copied, "
+    "and nothing was charged to another copy since), say so (--newest-ledger); or, if nothing was "
+    "published since the backup, say that (--nothing-since)"
+)
 _ALIVE = ("arrived", "pushed", "served", "dead-letters")  # grow while nothing is published
 _TRIES, _PAUSE = 2000, 0.005  # seconds
 
@@ -88,8 +94,12 @@ def back_up(
             for path, name in outside.items():
                 _copy(path, content / name)
                 _copy(_head_of(path), _head_of(content / name))
+        wrapping: dict[str, str] = {}
         if secret is not None:
             _copy(secret, content / "secret")
+            for number, (place, path) in enumerate(wrapping_in_use(folder).items()):
+                wrapping[str(place.relative_to(folder))] = name = f"secret-{number}"
+                _copy(path, content / name)
         facts = {
             "dpstream": _KIND,
             "format": FORMAT,
@@ -99,11 +109,19 @@ def back_up(
             | {str(p): n for p, n in outside.items()},
             "runs": {str(p.relative_to(folder)): str(book) for p, book in charged.items()},
             "secret": secret is not None,
+            "wrapping": wrapping,
             "files": _digests(content),
         }
         replace(content / NAME, json.dumps(facts, indent=1).encode())
         _finish(content, to)
     return facts
+
+
+def wrapping_in_use(folder: Path) -> dict[Path, Path]:
+    """The secret that wraps the keys of each run which was rotated."""
+    known = {place: read_about(place) or {} for place in runs_in(folder)}
+    rotated = {place: about.get("rotations", 0) for place, about in known.items()}
+    return {place: wrapping_path(place, times) for place, times in rotated.items() if times}
 
 
 def _ledgers(folder: Path) -> dict[Path, LedgerPlace]:
@@ -131,12 +149,13 @@ def _held(ledgers: Collection[LedgerPlace]) -> Iterator[None]:
         yield
 
 
-def _stamps(folder: Path) -> dict[str, Stamp]:
-    """Every file of a directory, and what changes when it does."""
+def _stamps(folder: Path, *, secrets: bool = False) -> dict[str, Stamp]:
+    """Every file of a directory, and what changes when it does; secrets only if asked for."""
     found: dict[str, Stamp] = {}
+    left_out = (".new", "-wal", "-shm", "-journal", *(() if secrets else (".secret", ".token")))
     for root, _, names in os.walk(folder):
         for name in names:
-            if name.endswith((".new", "-wal", "-shm", "-journal", ".secret")):
+            if name.endswith(left_out):
                 continue  # somebody is writing it, or it is not to be copied
             path = Path(root, name)
             with suppress(FileNotFoundError):
@@ -147,10 +166,15 @@ def _stamps(folder: Path) -> dict[str, Stamp]:
 
 
 def _copy_new(
-    folder: Path, to: Path, known: dict[str, Stamp], told: Told = lambda *_: None
+    folder: Path,
+    to: Path,
+    known: dict[str, Stamp],
+    told: Told = lambda *_: None,
+    *,
+    secrets: bool = False,
 ) -> dict[str, Stamp]:
     """Copy what is not known to be copied; forget what is gone. Returns what is copied now."""
-    now, copied = _stamps(folder), {}
+    now, copied = _stamps(folder, secrets=secrets), {}
     for name in known.keys() - now.keys():
         (to / name).unlink()
     for number, (name, stamp) in enumerate(now.items(), 1):
@@ -200,10 +224,10 @@ def _head_of(ledger: Path) -> Path:
     return ledger.with_name(ledger.name + ".head")
 
 
-def _digests(folder: Path) -> dict[str, dict[str, Any]]:
+def _digests(folder: Path, *, secrets: bool = False) -> dict[str, dict[str, Any]]:
     """Size and SHA-256 of every file."""
     digests = {}
-    for name in sorted(_stamps(folder)):
+    for name in sorted(_stamps(folder, secrets=secrets)):
         with (folder / name).open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         digests[name] = {"bytes": (folder / name).stat().st_size, "sha256": digest}
@@ -279,6 +303,8 @@ class Restoration:
     """The ledger that was kept, if it is not where it was."""
     nothing_since: bool = False
     """Has somebody said that nothing was published since the backup?"""
+    newest_ledger: bool = False
+    """Has somebody said that the ledger is the newest one, though it is another file?"""
     without: Sequence[str] = ()
     """Runs that are left out."""
     because: str
@@ -294,6 +320,11 @@ class Restoration:
                 if runs.pop(name, None) is None:
                     known = ", ".join(facts["runs"])
                     raise StateError(f"the backup has no run {name!r}; it has {known}")
+            if isinstance(self.ledger, Path) and source.resolve() in self.ledger.resolve().parents:
+                raise StateError(
+                    f"{self.ledger} is the backup's own ledger, which knows nothing of what was "
+                    f"published since; {_WORDS}"
+                )
             books = {book: self._book(book, facts, folder) for book in runs.values()}
             staging = folder.with_name(f".{folder.name}.restoring")
             if staging.exists():
@@ -308,10 +339,16 @@ class Restoration:
                 if isinstance(place, Path) and not place.exists():
                     self._put_ledger(content / facts["ledgers"][book], place)
                     undo.callback(_remove_ledger, place)  # a refused restore leaves nothing
+            for name, book in runs.items():  # before any of them is fenced
+                self._refuse_unsafe(staging / name, folder / name, books[book])
             restored = {n: self._run(staging / n, folder / n, books[b]) for n, b in runs.items()}
             if facts["secret"] and not secret_path(folder).exists():
                 _copy(content / "secret", secret_path(folder))
             _take_in(staging, folder)
+            for place, path in wrapping_in_use(folder).items():
+                saved = facts.get("wrapping", {}).get(str(place.relative_to(folder)))
+                if saved is not None and not path.exists():
+                    _copy(content / saved, path)
             undo.pop_all()
         return restored
 
@@ -347,10 +384,22 @@ class Restoration:
         _copy(_head_of(saved), _head_of(place))
         _copy(saved, place)
 
-    def _run(self, place: Path, home: Path, book: LedgerPlace) -> RestoredRun:
+    def _refuse_unsafe(self, place: Path, home: Path, book: LedgerPlace) -> None:
+        """Refuse a ledger that may be older than what was published, and units that come back.
+
+        A file that the run was charged to is the newest. A copy of it may be of any time, and so
+        may be what is in a server: then somebody must say so.
+        """
         with closing(Ledger(book)) as ledger:
             about = read_about(place)
             assert about is not None
+            same = isinstance(book, Path) and ledger.replaces(about["ledger"])
+            if not (same or self.newest_ledger or self.nothing_since):
+                what = "not the file that was charged" if isinstance(book, Path) else "in a server"
+                raise StateError(
+                    f"{book} is {what}, and may be older than what was published last: then the "
+                    f"same noise would meet other data; {_WORDS}"
+                )
             erasure, saved = ledger.known(about["run"].hex()).erasure, saved_step(place)
             if erasure is not None and saved < erasure[0]:
                 raise StateError(
@@ -358,8 +407,14 @@ class Restoration:
                     f"of step {saved}: it would bring the unit back; use a later backup; or, if "
                     f"units have periods, {NEXT}; or {ANEW}"
                 )
+
+    def _run(self, place: Path, home: Path, book: LedgerPlace) -> RestoredRun:
+        because = self.because
+        if self.newest_ledger:
+            because += " (by word: this is the newest ledger)"
+        with closing(Ledger(book)) as ledger:
             return restore_run(
-                place, ledger=ledger, home=home, book=book, because=self.because, who=self.who
+                place, ledger=ledger, home=home, book=book, because=because, who=self.who
             )
 
 
@@ -418,8 +473,8 @@ def move(folder: Path, to: Path, *, because: str, who: str) -> None:
         if staging.exists():
             shutil.rmtree(staging)
         staging.mkdir(mode=0o700)
-        _copy_new(hidden, staging, {})
-        if _digests(hidden) != _digests(staging):
+        _copy_new(hidden, staging, {}, secrets=True)
+        if _digests(hidden, secrets=True) != _digests(staging, secrets=True):
             raise StateError(f"{folder} was not copied as it is to {to}; the medium is faulty")
         staging.rename(to)
     else:
@@ -443,7 +498,11 @@ def move(folder: Path, to: Path, *, because: str, who: str) -> None:
 
 
 def _bring_secret(folder: Path, to: Path) -> None:
-    old, new = secret_path(folder), secret_path(to)
-    if old.exists() and not new.exists():
-        _copy(old, new)
-        erase(old)
+    """Move the secrets that lie beside a directory: its own, and those that wrap its keys."""
+    for old in sorted(folder.parent.glob("*.secret")):
+        rest = old.name.removeprefix(folder.name)
+        is_its_own = old.name != rest and (rest == ".secret" or rest.startswith(".keys-"))
+        if is_its_own and not (new := to.with_name(to.name + rest)).exists():
+            _copy(old, new)
+            sync_directory(new.parent)
+            erase(old)
