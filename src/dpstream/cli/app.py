@@ -17,6 +17,7 @@ from dpstream.cli.output import epilog
 COMMANDS = {
     "init": "Write a commented pipeline.toml and made-up data for it: a file, or a live feed.",
     "run": "Run a pipeline's queries; started again, they go on where they stopped.",
+    "apply": "Show what a changed pipeline file means and costs, and carry it out.",
     "serve": "Run a pipeline and serve its releases: a page, a feed, and a side for the operator.",
     "sql": "Publish a query's releases under differential privacy.",
     "explain": "Explain a query: plan, sensitivity, noise, keys, budget, memory, "

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
+from threading import Event, Thread
 from typing import Annotated, Any
 
 import typer
@@ -27,13 +29,22 @@ from dpstream.cli.watch import (
 )
 from dpstream.connectors.server_base import is_uri
 from dpstream.engines.embedded.process_memory import keep_freed_memory
+from dpstream.errors import DpstreamError
 from dpstream.privacy.state.durable_files import make_directory
 from dpstream.query.windows import instant
 from dpstream.serve.access import load_token
 from dpstream.serve.metrics import metrics_address, run_samples, serve_metrics
 from dpstream.session import Runs
 from dpstream.session.pipeline import Pipeline, load_pipeline
-from dpstream.session.start_pipeline import open_book, refuse_lost_secret, start, with_engine
+from dpstream.session.start_pipeline import (
+    check_reload,
+    is_to_change,
+    load_current,
+    open_book,
+    refuse_lost_secret,
+    start,
+    with_engine,
+)
 
 _KEPT = (
     "what was published, and the exact sums behind it, which leave with noise only",
@@ -89,19 +100,47 @@ def run(
     """Run a pipeline's queries; started again, they go on where they stopped."""
     use_log(log_format, log_level)
     place = None if metrics is None else metrics_address(metrics)
-    pipeline = with_engine(load_pipeline(path), engine).asked_by(who)
     if erase_unit is not None:
-        _erase_unit(pipeline, erase_unit)
+        _erase_unit(with_engine(load_pipeline(path), engine), erase_unit)
         return
+    stopper, again = Stopper(), True
+    keep_freed_memory()
+
+    @contextmanager
+    def metrics_of(pipeline: Pipeline, runs: Runs) -> Iterator[None]:
+        if place is None:
+            yield
+            return
+        token = load_token(token_file or pipeline.state / "operator.token")
+        collect = partial(run_samples, pipeline, runs)
+        with serve_metrics(place, token, collect, plain_http=allow_plain_http) as address:
+            note(f"metrics: {address}, with the token from {token.source}")
+            yield
+
+    with stopper.reload_on_hangup():
+        while again:
+            pipeline = with_engine(load_current(path), engine).asked_by(who)
+            how = {"once": once, "anyway": anyway, "take_over": take_over}
+            again = _run(pipeline, stopper, metrics_of, **how)
+
+
+def _run(
+    pipeline: Pipeline,
+    stopper: Stopper,
+    metrics_of: Callable[[Pipeline, Runs], AbstractContextManager[None]],
+    *,
+    once: bool,
+    anyway: bool,
+    take_over: bool,
+) -> bool:
+    """Run to the end, a signal or a change; True: the file is to be loaded again."""
     for words in pipeline.remarks:
         note(words)
     terms = [book.terms() for book in pipeline.books]
     refuse_lost_secret(pipeline.secret, list(pipeline.folders.values()))
     existed = pipeline.secret.exists()
     make_directory(pipeline.state, mode=0o700)
-    stopper = Stopper()
     with pipeline.open_ledgers() as ledgers:
-        keep_freed_memory()
         runs = start(pipeline, ledgers, clock=stopper, anyway=anyway, take_over=take_over)
         before = []
         for book, wanted in zip(pipeline.books, terms, strict=True):
@@ -114,24 +153,57 @@ def run(
                 f"created the secret {pipeline.secret}; back it up: without it the pipeline cannot "
                 "go on"
             )
-        with ExitStack() as stack:
-            if place is not None:
-                token = load_token(token_file or pipeline.state / "operator.token")
-                collect = partial(run_samples, pipeline, runs)
-                served = serve_metrics(place, token, collect, plain_http=allow_plain_http)
-                address = stack.enter_context(served)
-                note(f"metrics: {address}, with the token from {token.source}")
+        reloading = _reload_on_signal(pipeline.path, stopper, runs)
+        with metrics_of(pipeline, runs), reloading as asked:
             count = _publish(pipeline, runs, stopper, once=once)
         new = sum(
             tell_charges(book.queries, was, ledgers[book.ledger], book.dataset)
             for book, was in zip(pipeline.books, before, strict=True)
         )
+    if not stopper.signals and (asked.is_set() or (not once and is_to_change(pipeline, runs))):
+        note(f"{pipeline.path} is taken up anew")
+        return True
     if not count and not stopper.signals:
         note("everything was published before")
     places = [sink for sink in pipeline.sinks if sink != "-" and not is_uri(sink)]
     if count and places:
         note(f"the releases are in {' and '.join(places)}")
     _finish(pipeline, runs, stopper, new)
+    return False
+
+
+@contextmanager
+def _reload_on_signal(path: Path, stopper: Stopper, runs: Runs) -> Iterator[Event]:
+    """Stop the runs when SIGHUP comes and the file can be started; the event says that it was so.
+
+    A file that cannot be started leaves them as they are.
+    """
+    asked, over = Event(), Event()
+
+    def watch() -> None:
+        while stopper.reload.wait():
+            stopper.reload.clear()
+            if over.is_set() or stopper.signals:
+                return
+            try:
+                check_reload(path)
+            except (DpstreamError, OSError) as problem:
+                words = f"{path} is not taken up, and what ran goes on: {problem}"
+                note(words, level=logging.ERROR)
+            else:
+                asked.set()
+                runs.stop()
+                return
+
+    watcher = Thread(target=watch, name="dpstream-reload", daemon=True)
+    watcher.start()
+    try:
+        yield asked
+    finally:
+        over.set()
+        stopper.reload.set()
+        watcher.join()
+        stopper.reload.clear()
 
 
 def _erase_unit(pipeline: Pipeline, unit: str) -> None:
@@ -181,7 +253,7 @@ def _publish(pipeline: Pipeline, runs: Runs, stopper: Stopper, *, once: bool) ->
                 live = pipeline.feeds[name].live
                 if once and (not live or instant(at, "trigger_time", "UTC") >= began):
                     runs.runs[name].stop()
-                if stopper.signals:
+                if stopper.signals or (not once and is_to_change(pipeline, runs)):
                     runs.stop()
     except Exception as problem:
         if len(runs.failures) == len(runs.runs) or problem not in runs.failures.values():

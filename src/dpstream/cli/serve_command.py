@@ -16,7 +16,7 @@ from dpstream.cli.output import note, note_counts, use_log
 from dpstream.errors import InvalidParameter, MissingDependency
 from dpstream.privacy.state.durable_files import make_directory
 from dpstream.session.pipeline import load_pipeline
-from dpstream.session.start_pipeline import check_engine, with_engine
+from dpstream.session.start_pipeline import check_engine, load_current, with_engine
 
 _Public = partial(Option, rich_help_panel="Public side")
 _Operator = partial(Option, rich_help_panel="Operator side")
@@ -66,7 +66,8 @@ def serve(
     if (tls_cert is None) != (tls_key is None):
         raise InvalidParameter("--tls-cert and --tls-key go together; give both")
     server = _needed()
-    pipeline = with_engine(load_pipeline(path), engine)
+    load = load_pipeline if no_run else load_current
+    pipeline = with_engine(load(path), engine)
     settings = server.Settings(
         host=host,
         port=port,
@@ -107,7 +108,11 @@ def serve(
                 f"the secret is {pipeline.secret}; back it up: without it the pipeline cannot go on"
             )
 
-    server.serve(pipeline, settings, token, tell=tell, say=note_counts)
+    again = server.serve(pipeline, settings, token, tell=tell, say=note_counts)
+    while again is not None:
+        note(f"{path} is taken up anew")
+        pipeline = with_engine(load(path), engine)
+        again = server.serve(pipeline, again, token, tell=lambda *_: None, say=note_counts)
     note("stopped" if no_run else "stopped; the same command again goes on from here")
 
 

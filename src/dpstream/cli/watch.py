@@ -40,6 +40,8 @@ class Stopper(SystemClock):
     def __init__(self) -> None:
         super().__init__()
         self.signals = 0
+        self.reload = threading.Event()
+        """Set by SIGHUP: the pipeline file is to be taken up anew."""
 
     def wait(self, until: int, stop: Event) -> None:
         """Sleep for a moment, or stop."""
@@ -61,6 +63,26 @@ class Stopper(SystemClock):
             for number, handler in before.items():
                 signal.signal(number, handler)
 
+    @contextmanager
+    def reload_on_hangup(self) -> Iterator[None]:
+        """SIGHUP asks for a reload while this lasts, unless it is ignored (`nohup`)."""
+        main = threading.current_thread() is threading.main_thread()
+        if not main or signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+            yield
+            return
+        terminal = os.isatty(2)
+
+        def hung_up(number: int, frame: FrameType | None) -> None:
+            if terminal and not os.isatty(2):  # its terminal is gone
+                self.signals += 1
+            self.reload.set()
+
+        before = signal.signal(signal.SIGHUP, hung_up)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGHUP, before)
+
     def _signalled(self, number: int, frame: FrameType | None) -> None:
         self.signals += 1
         if self.signals > 1:
@@ -70,10 +92,7 @@ class Stopper(SystemClock):
 
 def is_unfinished(runs: Iterable[Run]) -> bool:
     """Is there anything left to publish?"""
-    return any(
-        run.query.schedule.steps is None or run.steps_done < run.query.schedule.steps
-        for run in runs
-    )
+    return any(run.steps is None or run.steps_done < run.steps for run in runs)
 
 
 @contextmanager
@@ -170,7 +189,7 @@ def tell_charges(
         note("nothing was charged")
         return 0
     amounts = ", ".join(
-        f"{_cost_in_words(query)} for {query.name!r}" for query in queries if query.name in names
+        f"{cost_in_words(query)} for {query.name!r}" for query in queries if query.name in names
     )
     what = f"charged to the book {dataset!r}: {amounts}"
     if not amounts:
@@ -179,7 +198,8 @@ def tell_charges(
     return len(names)
 
 
-def _cost_in_words(query: AnyQuery) -> str:
+def cost_in_words(query: AnyQuery) -> str:
+    """What a query is charged."""
     if isinstance(query, Query):
         return f"epsilon = {show(query.epsilon)}, delta = {show(query.delta)}"
     terms = query.mechanism.terms()

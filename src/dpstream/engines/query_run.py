@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator
@@ -92,6 +93,10 @@ class EngineOptions:
     one after another; then it pauses for a second."""
     analyst: str = ""
     """Who asks: a book that names analysts counts it as theirs, and takes no new run of others."""
+    windows: int | None = None
+    """A live run ends after so many of its windows: it is to be changed, or to go."""
+    now: int | None = None
+    """A run that begins does so as if it were this time: where an earlier one has ended."""
     run_id: bytes | None = None
     """For tests alone: runs that share it and their secret share their noise."""
 
@@ -133,7 +138,8 @@ class Run(ABC):
 
     def _begin(self, kept: About | None) -> None:
         """Fix the start of the query, and refuse what cannot run; `kept`: of an earlier start."""
-        self._now = self.clock.now() if kept is None else kept["notes"]["now"]
+        now = self.clock.now() if self.options.now is None else self.options.now
+        self._now = now if kept is None else kept["notes"]["now"]
         if self.options.run_id is not None and self.folder is None and self.ledger is not None:
             raise InvalidParameter(
                 "a fixed run id needs a state directory: without its log the same noise could "
@@ -255,11 +261,20 @@ class Run(ABC):
         return self.source is not None and not self.source.bounded
 
     @property
+    def steps(self) -> int | None:
+        """How many triggers it publishes in all; None: it has no end."""
+        schedule, windows = self.query.schedule, self.options.windows
+        if windows is None:
+            return schedule.steps
+        steps = schedule.last_step(windows - 1) + 1
+        return steps if schedule.steps is None else min(steps, schedule.steps)
+
+    @property
     def next_trigger(self) -> int | None:
         """When the next one is, in microseconds since 1970; None if it has no time."""
-        schedule, step = self.query.schedule, self.steps_done
-        over = schedule.steps is not None and step >= schedule.steps
-        return None if over else schedule.time_of(step)
+        step, steps = self.steps_done, self.steps
+        over = steps is not None and step >= steps
+        return None if over else self.query.schedule.time_of(step)
 
     @property
     def arrivals(self) -> Arrivals | None:
@@ -297,7 +312,7 @@ class Run(ABC):
                 end.close()
 
     def __repr__(self) -> str:
-        steps = self.query.schedule.steps
+        steps = self.steps
         total = "no end" if steps is None else str(steps)
         return f"<Run {self.query.name!r}: {self.steps_done} of {total} triggers published>"
 
@@ -489,6 +504,13 @@ class QueryRun(Run):
         )
         self.plan.pay(spend, hashlib.sha256(fingerprint.encode()).hexdigest())
         return spend
+
+    @property
+    def _left_out(self) -> tuple[range, ...]:
+        """Windows that are not published: abandoned ones, and those behind its end."""
+        directory, windows = self._storage.directory, self.options.windows
+        abandoned = () if directory is None else directory.abandoned
+        return abandoned if windows is None else (*abandoned, range(windows, sys.maxsize))
 
     def _erase(self, window: int) -> None:
         """Forget a window's key; a run that has not drawn yet may have one to forget, too."""

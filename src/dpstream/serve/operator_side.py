@@ -292,6 +292,15 @@ class OperatorSide(Side):
                 refuses=(404, 409, 413, 415, 503, *asked),
                 quick=True,
             ),
+            Endpoint(
+                "/reload",
+                "Take the pipeline file up anew, as on SIGHUP.",
+                self._reload,
+                method="POST",
+                status=202,
+                refuses=(409, *asked),
+                quick=True,
+            ),
             Endpoint("/openapi.json", "This document.", lambda _: self.document(), refuses=asked),
         ]
 
@@ -303,6 +312,7 @@ class OperatorSide(Side):
             "pipeline": seen.state,
             "restarts": seen.restarts,
             "problem": seen.problem,
+            "not_reloaded": seen.not_reloaded,
             "failed_queries": seen.failed,
             "starved_queries": seen.starved,
             "quarantined_files": {
@@ -363,6 +373,12 @@ class OperatorSide(Side):
         for name, folder in folders.items():
             letters += [{"query": name} | row for row in dead_letters(folder, given["limit"])]
         return {"dead_letters": letters[: given["limit"]]}
+
+    async def _reload(self, request: Request, given: Given) -> Response:
+        problem = await self.supervisor.reload()
+        if problem is not None:
+            raise Refusal(409, f"what ran goes on: {problem['message']}")
+        return json_answer(request, {"reload": str(self.pipeline.path)}, 202)
 
     async def _ingest(self, request: Request, given: Given) -> Response:
         over = not self.takes_rows or self.supervisor.state in ("finished", "refused")

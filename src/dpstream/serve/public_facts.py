@@ -29,6 +29,7 @@ from dpstream.query.series_query import SeriesQuery
 from dpstream.rows.column_values import types_before_rows
 from dpstream.serve.sides import Refusal
 from dpstream.session.pipeline import Pipeline, PipelineBook
+from dpstream.sql_compiler.compile_sql import compile_sql
 
 _PLACE = ("window_start", "window_end", "trigger_time", "release_index")
 _OPERATORS = ("memory", "drawing")  # of no use to a reader of the releases
@@ -45,6 +46,8 @@ class QueryDescription:
 
     query: AnyQuery
     text: str | None = None
+    ended: bool = False
+    """Was it changed or removed? What it has published stays."""
 
     @property
     def name(self) -> str:
@@ -131,6 +134,16 @@ def describe_queries(pipeline: Pipeline) -> dict[str, QueryDescription]:
     return {
         query.name: QueryDescription(query=query, text=pipeline.texts.get(query.name))
         for query in pipeline.queries
+    }
+
+
+def describe_ended(pipeline: Pipeline) -> dict[str, QueryDescription]:
+    """Queries that the pipeline ran before it was changed, by name."""
+    known = {query.name for query in pipeline.queries}
+    gone = {n: table["sql"] for n, table in pipeline.changes.texts.items() if n not in known}
+    return {
+        name: QueryDescription(query=compile_sql(text, name).query, text=text, ended=True)
+        for name, text in gone.items()
     }
 
 

@@ -211,7 +211,7 @@ class PublicSide(Side):
     def _shown(self, description: QueryDescription) -> dict[str, Any]:
         newest = self.hub.reader.newest(description.name)
         windows = description.query.schedule.windows
-        finished = (
+        finished = description.ended or (
             newest is not None
             and windows is not None
             and (newest.window, newest.release) == (windows - 1, newest.planned)

@@ -8,7 +8,7 @@ import resource
 import signal
 import socket
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from dpstream.serve.access import Token, bound_socket, check_binding, load_token
 from dpstream.serve.connections import HEAD_SECONDS, Connections, LimitedConnection, throttled
 from dpstream.serve.event_stream import Hub
 from dpstream.serve.operator_side import MOST_DECODED, OperatorSide
-from dpstream.serve.public_facts import declared_books, describe_queries
+from dpstream.serve.public_facts import declared_books, describe_ended, describe_queries
 from dpstream.serve.public_side import PublicSide
 from dpstream.serve.release_store import ReleaseReader, hold_folder
 from dpstream.serve.worker import Supervisor, store_folder
@@ -73,9 +73,10 @@ def serve(
     *,
     tell: Callable[[str, str], None],
     say: Callable[[str], None] = lambda words: None,
-) -> None:
+) -> Settings | None:
     """Serve until a signal comes; `tell` gets the addresses of both sides.
 
+    Returns settings to serve with again, at the same ports, if the file is to be taken up anew.
     `say` gets what the operator alone should know.
     """
     settings.check()
@@ -85,6 +86,7 @@ def serve(
             make_directory(pipeline.state, mode=0o700)
             stack.enter_context(hold_folder(pipeline.state))
         queries, ledger = describe_queries(pipeline), declared_books(pipeline)
+        queries |= describe_ended(pipeline)
         for each in queries.values():
             _ = each.public  # worked out before the first request, and wrong ones refused
         reader = stack.enter_context(contextlib.closing(ReleaseReader(store_folder(pipeline))))
@@ -132,7 +134,11 @@ def serve(
         _allow_open_files(2 * settings.connections)
         apps = [public.app(), operator.app()]
         with asyncio.Runner(loop_factory=_Loop) as runner:
+            ports_now = [each.getsockname()[1] for each in sockets]
             runner.run(_serve(apps, hub, settings, sockets, supervisor, lambda: tell(*addresses)))
+        if not supervisor.to_reload.is_set():
+            return None
+        return replace(settings, port=ports_now[0], operator_port=ports_now[1])
 
 
 def check_pipes(pipeline: Pipeline) -> None:
@@ -157,7 +163,10 @@ async def _serve(
     """Listen once the pipeline has been let in; what is refused at its start is raised."""
     servers = [_Quiet(_config(app, settings)) for app in apps]
 
-    def leave() -> None:
+    def leave(for_good: bool) -> None:
+        if for_good:
+            supervisor.to_reload.clear()
+            reloading.cancel()
         hub.shut()
         for each in servers:
             each.should_exit = True
@@ -165,13 +174,23 @@ async def _serve(
     async with supervisor.running() if settings.run else contextlib.nullcontext():
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, leave)
+            loop.add_signal_handler(number, leave, True)
+        hangups: set[asyncio.Task[Any]] = set()  # a task that nobody holds may vanish
+        loop.add_signal_handler(
+            signal.SIGHUP, lambda: hangups.add(loop.create_task(supervisor.reload()))
+        )
+        reloading = loop.create_task(_leave_to_reload(supervisor, leave))
         for one in sockets:
             one.listen(1024)
         ready()
         await asyncio.gather(
             *(each.serve(sockets=[one]) for each, one in zip(servers, sockets, strict=True))
         )
+
+
+async def _leave_to_reload(supervisor: Supervisor, leave: Callable[[bool], None]) -> None:
+    await supervisor.to_reload.wait()
+    leave(False)
 
 
 class _Loop(asyncio.SelectorEventLoop):

@@ -34,10 +34,19 @@ from dpstream.serve.metrics import described, report
 from dpstream.serve.public_facts import describe_queries
 from dpstream.serve.release_store import ReleaseStore, hold_folder
 from dpstream.session import Runs
-from dpstream.session.pipeline import Pipeline, load_pipeline
-from dpstream.session.start_pipeline import open_book, refuse_lost_secret, start, with_engine
+from dpstream.session.pipeline import Pipeline
+from dpstream.session.start_pipeline import (
+    check_reload,
+    is_to_change,
+    load_current,
+    open_book,
+    refuse_lost_secret,
+    start,
+    with_engine,
+)
 
 _EVERY = 1.0  # seconds between two reports
+_AGAIN = 75  # exit code when the pipeline is to be loaded again
 _LOST = 70  # exit code when the process that started it is gone
 PATIENCE = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 """Seconds before what has failed is tried again."""
@@ -64,8 +73,8 @@ def publish(
     stopped: threading.Event | None = None,
     strict: bool = False,
     anyway: bool = False,
-) -> None:
-    """Run a pipeline to its end, every release into its store.
+) -> bool:
+    """Run a pipeline to its end, every release into its store; True: it is to be loaded again.
 
     `strict`: none of the queries is run unless all can begin; otherwise one that cannot is tried
     again while the others go on. `anyway`: they begin though none of the first rows can be used.
@@ -95,8 +104,9 @@ def publish(
             for name, release in runs:
                 about = json.loads(release.schema.metadata[b"dpstream"])
                 store.announce(name, about["window"], about["release_index"])
-                if stopped is not None and stopped.is_set():
+                if (stopped is not None and stopped.is_set()) or is_to_change(pipeline, runs):
                     runs.stop()
+        return is_to_change(pipeline, runs)
 
 
 def _retry_delay(problem: Exception, tries: int) -> float | None:
@@ -160,11 +170,12 @@ def _run(args: Sequence[str]) -> int:
         threads.append(thread)
 
     failed: dict[str, Any] | None = None
+    again = False
     try:
         engine = args[1] if len(args) > 1 else None
-        pipeline = with_engine(load_pipeline(Path(args[0])), engine)
+        pipeline = with_engine(load_current(Path(args[0])), engine)
         strict, anyway = (word in args[2:] for word in ("strict", "anyway"))
-        publish(pipeline, tell=tell, stopped=stop, strict=strict, anyway=anyway)
+        again = publish(pipeline, tell=tell, stopped=stop, strict=strict, anyway=anyway)
     except Exception as problem:
         failed = described(problem)
     finally:
@@ -174,7 +185,7 @@ def _run(args: Sequence[str]) -> int:
     if failed is not None:
         _tell(failed)  # the last word: a report after it would say that all is well
         return 1
-    return 0
+    return _AGAIN if again and not stop.is_set() else 0
 
 
 @dataclass(kw_only=True)
@@ -198,6 +209,10 @@ class Supervisor:
     """When the process was started."""
     say: Callable[[str], None] = lambda words: None
     """Tells the operator, and nobody else, about rows that were not used."""
+    to_reload: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    """Set when the pipeline file is to be taken up anew."""
+    not_reloaded: dict[str, Any] | None = None
+    """Why a file was not taken up when that was asked for last."""
     _begun: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     _kills: int = field(default=0, init=False)
     _said: str = field(default="", init=False)
@@ -218,6 +233,18 @@ class Supervisor:
                 await task
             self.state = "stopped" if self.state not in ("finished", "refused") else self.state
 
+    async def reload(self) -> dict[str, Any] | None:
+        """Take the pipeline file up anew, or go on; returns why, if it could not be started."""
+        self.not_reloaded = None
+        try:
+            await asyncio.to_thread(check_reload, self.path)
+        except (errors.DpstreamError, OSError) as problem:
+            self.not_reloaded = described(problem)
+            _LOG.error("%s is not taken up, and what ran goes on: %s", self.path, problem)
+        else:
+            self.to_reload.set()
+        return self.not_reloaded
+
     async def _keep(self) -> None:
         while True:
             self.state = "starting"
@@ -230,6 +257,9 @@ class Supervisor:
             self._begun.set()
             if code == 0:
                 self.state = "finished"
+                return
+            if code == _AGAIN:
+                self.to_reload.set()
                 return
             if first and code is not None and self.problem is not None:
                 self.state = "refused"

@@ -34,6 +34,7 @@ from dpstream.query.book_periods import FOREVER, book_share, same_rows
 from dpstream.query.query import Query
 from dpstream.query.windows import duration, in_words
 from dpstream.session import Feed
+from dpstream.session.changes import Changes
 from dpstream.sql_compiler.compile_sql import Compiled, compile_sql, remarks
 
 __all__ = ["ENGINES", "Pipeline", "load_pipeline"]
@@ -126,6 +127,10 @@ class Pipeline:
     others stay (inputs: until no recovery needs them)."""
     analysts: Mapping[str, str] = field(default_factory=dict)
     """Who asks for a query, by its name, where that is said."""
+    tables: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Each query's [[query]], by its name, with its SQL in place of a file's name."""
+    changes: Changes = field(default_factory=Changes)
+    """What `dpstream apply` has settled."""
 
     def asked_by(self, who: str) -> Pipeline:
         """The same pipeline; queries that name no analyst are asked for by `who`."""
@@ -151,11 +156,17 @@ class Pipeline:
             }
 
 
-def load_pipeline(path: str | Path) -> Pipeline:
-    """Read a pipeline file and compile its queries."""
+def load_pipeline(path: str | Path, *, changes: Changes | None = None) -> Pipeline:
+    """Read a pipeline file and compile its queries.
+
+    `changes`: of queries that are to change or end; those of its state directory by default.
+    """
     path = Path(path)
     tables, base = _read_tables(path), path.parent
     state = tables["state"]
+    folder = Path(_resolve(base, state["path"]))
+    changes = Changes.read(folder) if changes is None else changes
+    tables["query"] = changes.tables(tables["query"])
     compiled = _compile(path, tables["query"])
     of_query = {one.query.name: _source_of(path, one, compiled, tables) for one in compiled}
     compiled = [
@@ -172,7 +183,6 @@ def load_pipeline(path: str | Path) -> Pipeline:
     feeds = {
         n: replace(_feed(base, n, table), keep=inputs) for n, table in tables["source"].items()
     }
-    folder = Path(_resolve(base, state["path"]))
     secret = Path(_resolve(base, state["secret"])) if "secret" in state else secret_path(folder)
     sinks = _listed(tables.get("sink", {}).get("to", []))
     queries = tuple(one.query for one in compiled)
@@ -190,6 +200,12 @@ def load_pipeline(path: str | Path) -> Pipeline:
         remarks=tuple(words for one in compiled for words in remarks(one)),
         anyway=frozenset(table["name"] for table in tables["query"] if table.get("anyway")),
         analysts={one["name"]: one["analyst"] for one in tables["query"] if "analyst" in one},
+        tables={
+            one.query.name: {key: value for key, value in table.items() if key != "file"}
+            | {"sql": one.text}
+            for one, table in zip(compiled, tables["query"], strict=True)
+        },
+        changes=changes,
         backups=backups,
         retention=kept,
     )

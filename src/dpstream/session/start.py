@@ -154,6 +154,8 @@ def run(
         if folder is not None and read_about(folder) is not None:
             keep_book(given, folder)
         now = (clock or SystemClock()).now()
+        if options is not None and options.now is not None:
+            now = options.now
         asked, asks = [(query, folder)], {query.name: analyst}
         begun = refuse_early(given, dataset, asked, now=now, take_over=take_over, analysts=asks)
         new = not was_charged(given, dataset, folder)
@@ -219,6 +221,7 @@ def run_all(
     engine: Engine | None = None,
     anyway: bool | Collection[str] = False,
     take_over: bool = False,
+    more_options: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Runs:
     """Publish several queries of one dataset: one read of each source, one book, one secret.
 
@@ -229,7 +232,7 @@ def run_all(
     first. Queries that do not fit into it together are refused here, before a row is read (unless
     `check_budget` is off, for callers who open the book after this). `analysts`: who asks for each
     query, by its name. On another `engine` each query reads by itself. `anyway`: as in `run`, for
-    all of them, or for those that are named.
+    all of them, or for those that are named. `more_options`: options of single queries.
 
     A query that fails stops alone: the others go on to their ends, and its error is raised then.
     """
@@ -284,7 +287,7 @@ def run_all(
             ledger=book,
             dataset=dataset,
             analyst=(analysts or {}).get(query.name, ""),
-            options=_of_query(options, query.name),
+            options=_of_query(options, query.name, (more_options or {}).get(query.name, {})),
             clock=clock,
             anyway=anyway if isinstance(anyway, bool) else query.name in anyway,
             take_over=take_over,
@@ -525,8 +528,11 @@ def _new_book(path: LedgerPlace | None, begun: Sequence[Path]) -> Ledger:
     return Ledger(path)
 
 
-def _of_query(options: EngineOptions | None, name: str) -> EngineOptions | None:
+def _of_query(
+    options: EngineOptions | None, name: str, more: Mapping[str, Any]
+) -> EngineOptions | None:
     """A run id that a test has fixed must still differ from query to query."""
+    options = replace(options or EngineOptions(), **more) if more else options
     if options is None or options.run_id is None:
         return options
     return replace(options, run_id=sha256(options.run_id + name.encode()).digest()[:16])

@@ -12,7 +12,13 @@ from typing import Any
 from dpstream.connectors.write_ahead import PUSHED
 from dpstream.engines.clock import Clock
 from dpstream.engines.query_run import Engine, EngineOptions
-from dpstream.errors import InvalidParameter, LedgerError, SecretError
+from dpstream.errors import (
+    BudgetExceeded,
+    InvalidParameter,
+    LedgerError,
+    SecretError,
+    StateError,
+)
 from dpstream.privacy.amounts import as_text
 from dpstream.privacy.ledger.charges import Terms
 from dpstream.privacy.ledger.ledger import Ledger
@@ -20,7 +26,10 @@ from dpstream.privacy.ledger.refusals import book_in_words, promise_in_words
 from dpstream.privacy.ledger.store import LedgerPlace
 from dpstream.privacy.state.run_directory import read_about
 from dpstream.session import Runs, refuse_early, run_all
-from dpstream.session.pipeline import ENGINES, Pipeline, PipelineBook
+from dpstream.session.change_plan import differences
+from dpstream.session.changes import end_due, keep_texts
+from dpstream.session.pipeline import ENGINES, Pipeline, PipelineBook, load_pipeline
+from dpstream.session.start import would_fit
 
 
 def start(
@@ -59,10 +68,61 @@ def start(
             anyway=anyway or pipeline.anyway,
             take_over=take_over,
             check_budget=False,  # the book is opened with the file's promise when all can begin
+            more_options=_options_of_changes(pipeline),
         )
         for book in pipeline.books
     ]
+    keep_texts(
+        pipeline.state,
+        {
+            query.name: dict(pipeline.tables[query.name])
+            for query in pipeline.queries
+            if query.name in pipeline.tables
+            and not differences(query, read_about(pipeline.folders[query.name]))
+        },
+    )
     return Runs.together(started)
+
+
+def load_current(path: Path) -> Pipeline:
+    """The pipeline of a file as it stands; runs that were to end, and are over, are ended first."""
+    pipeline = load_pipeline(path)
+    while end_due(pipeline.state):
+        pipeline = load_pipeline(path)
+    return pipeline
+
+
+def is_to_change(pipeline: Pipeline, runs: Runs) -> bool:
+    """Has a run that is to end published all it may? Then the pipeline is to be loaded again."""
+    return any(
+        (steps := runs.runs[name].steps) is not None and runs.runs[name].steps_done >= steps
+        for name in pipeline.changes.endings
+        if name in runs.runs
+    )
+
+
+def check_reload(path: Path) -> None:
+    """Refuse a file that could not be started now, before what runs is stopped for it."""
+    pipeline = load_pipeline(path)
+    for query in pipeline.queries:
+        about = read_about(pipeline.folders[query.name])
+        for words in differences(query, about)[:1]:
+            raise StateError(
+                f"{path}: the query {query.name!r} has changed: {words}; see what that costs, and "
+                f"accept it: dpstream apply {path}"
+            )
+    for book in pipeline.books:
+        pairs = [(query, pipeline.folders[query.name]) for query in book.queries]
+        problem, _ = would_fit(pairs, ledger=book.ledger, dataset=book.dataset, terms=book.terms())
+        if problem:
+            raise BudgetExceeded(problem)
+
+
+def _options_of_changes(pipeline: Pipeline) -> dict[str, dict[str, int]]:
+    """Until when runs go on that are to end, and from when on their successors publish."""
+    changes = pipeline.changes
+    ends = {name: {"windows": one.windows} for name, one in changes.endings.items()}
+    return ends | {name: {"now": at} for name, at in changes.begins.items()}
 
 
 def open_book(

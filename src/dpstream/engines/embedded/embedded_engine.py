@@ -78,8 +78,7 @@ class LocalRun(QueryRun):
             run_tag=self._storage.run_tag,
         )
         undo.callback(self._flow.close)
-        if directory is not None:
-            self._flow.abandoned = directory.abandoned
+        self._flow.abandoned = self._left_out
 
     def _open(self, undo: ExitStack) -> None:
         """Everything that the run needs, and its state as the newest snapshot has it."""
@@ -145,7 +144,7 @@ class LocalRun(QueryRun):
 
     def _read(self, step: int) -> StepRows | None:
         """The rows of a step; None if the run is over, or was stopped."""
-        steps, directory = self.query.schedule.steps, self._storage.directory
+        steps, directory = self.steps, self._storage.directory
         if steps is not None and step >= steps:
             return None
         log = None if directory is None else directory.log

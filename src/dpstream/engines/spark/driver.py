@@ -186,7 +186,7 @@ class SparkRun(QueryRun):
         if isinstance(source, FrameSource):
             query = self._intake.stream(source.frame, processingTime=self.spark.batch_every)
         try:
-            while schedule.steps is None or self.steps_done < schedule.steps:
+            while self.steps is None or self.steps_done < self.steps:
                 time = schedule.time_of(self.steps_done)
                 assert time is not None
                 overdue.pace(time)
@@ -223,19 +223,20 @@ class SparkRun(QueryRun):
     def _publish(self, end: int) -> list[pa.Table]:
         """Log the steps' input, draw, send, and make the new state the current one."""
         progress, schedule = self._progress, self.query.schedule
-        spend = self._charge()
+        spend, directory = self._charge(), self._storage.directory
         contents = (
             step_content(step, progress.digests.get(step, (0, 0)))
             for step in range(progress.step, end)
         )
         chain = self._storage.log_steps(progress.step, contents, progress.chain)
         spend.begin(end - 1)
-        directory = self._storage.directory
-        abandoned = () if directory is None else directory.abandoned
         steps = range(progress.step, end)
-        windows = {due.window for step in steps for due in schedule.due(step)}.difference(
-            *abandoned
-        )
+        windows = {
+            due.window
+            for step in steps
+            for due in schedule.due(step)
+            if not any(due.window in some for some in self._left_out)
+        }
         self._windows.add(*windows)
         lent = spend.grant_keys(sorted(windows))
         publications, saved = self._jobs.publish(

@@ -289,7 +289,8 @@ def find_run(
             raise StateError(
                 f"{folder} belongs to another query: {names.get(key, key)} was "
                 f"{readable(kept.get(key))} and is now {readable(asked.get(key))}; use the same "
-                f"query, or {ANEW}"
+                f"query, or {ANEW}; in a pipeline file, see what the change costs, and accept it: "
+                "dpstream apply FILE"
             )
     return about, secret
 

@@ -1,0 +1,326 @@
+"""What a changed pipeline file means for the runs in its state directory.
+
+Every query of the file is unchanged, added or changed, and a run that no query of the file stands
+for is to be removed. A run that is to end goes on until the windows of the period that it is in
+are published, where units have periods, and its book has room for a successor from there on.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field, replace
+from itertools import count
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from dpstream.connectors.storage import safe_name
+from dpstream.engines.embedded.series_run import KIND as SERIES
+from dpstream.engines.query_run import AnyQuery, Beginning
+from dpstream.engines.run_storage import KIND
+from dpstream.errors import DpstreamError, InvalidParameter, StateError
+from dpstream.mechanisms.runner import as_begun, mechanism_of
+from dpstream.privacy.ledger.ledger import Ledger
+from dpstream.privacy.ledger.store import LedgerPlace
+from dpstream.privacy.state.identity import canonical, readable
+from dpstream.privacy.state.inspection import saved_step
+from dpstream.privacy.state.run_directory import About, ledger_place, read_about
+from dpstream.query.book_periods import book_share, book_ticks
+from dpstream.query.noise_plan import plan_query
+from dpstream.query.query import Query
+from dpstream.session.budget import refuse_early
+from dpstream.session.changes import Changes, Ending, edit, is_known
+from dpstream.session.pipeline import Pipeline, load_pipeline
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """What becomes of one query."""
+
+    kind: Literal["unchanged", "added", "changed", "removed"]
+    name: str
+    """In the file; of one that is not there any more, what it was called."""
+    called: str
+    """What it is called from now on, in its state and in the sinks."""
+    query: AnyQuery | None = None
+    """As it will be; None: it is removed."""
+    differences: tuple[str, ...] = ()
+    ending: Ending | None = None
+    ended_name: str = ""
+    """What the run that is to end is called."""
+    remark: str = ""
+    """Why it ends at once, though that was not asked for."""
+    beginning: Beginning = field(default_factory=Beginning)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChangePlan:
+    """All changes of a file; `accept` makes them what the next start, or reload, carries out."""
+
+    file: Pipeline
+    changes: tuple[Change, ...]
+    known: Changes
+    """What was settled when the plan was made."""
+
+    @property
+    def empty(self) -> bool:
+        """Is there nothing to accept?"""
+        return self._settled(self.known).settled == self.known.settled and all(
+            change.kind == "unchanged" for change in self.changes
+        )
+
+    def accept(self) -> None:
+        """Make it durable; refused if something else was settled meanwhile."""
+
+        def settle(known: Changes) -> Changes:
+            if known.settled != self.known.settled:
+                raise StateError(
+                    f"{self.file.state} has changed since this was worked out; apply it again"
+                )
+            return self._settled(known)
+
+        if self.file.state.exists():
+            edit(self.file.state, settle)
+
+    def _settled(self, known: Changes) -> Changes:
+        called = {change.called for change in self.changes}
+        return replace(
+            known,
+            names={c.name: c.called for c in self.changes if c.query and c.called != c.name},
+            endings={c.ended_name: c.ending for c in self.changes if c.ending is not None},
+            begins={name: at for name, at in known.begins.items() if name in called},
+        )
+
+
+def plan_changes(path: Path, *, at_once: bool, now: int, who: str) -> ChangePlan:
+    """Compare a file with the runs of its state directory; what does not fit is refused.
+
+    `at_once`: runs end now, and what takes their place is charged in full, from now on.
+    """
+    file = load_pipeline(path, changes=Changes())
+    known = Changes.read(file.state)
+    with ExitStack() as stack:
+        planner = _Planner(file=file, known=known, at_once=at_once, now=now, who=who, stack=stack)
+        changes = [planner.change(query) for query in file.queries]
+        changes += planner.removed()
+        changes = planner.with_beginnings(changes)
+    return ChangePlan(file=file, changes=tuple(changes), known=known)
+
+
+def differences(query: AnyQuery, about: About | None) -> tuple[str, ...]:
+    """How a query differs from the one that a state directory was begun with; none: it goes on."""
+    if about is None:
+        return ()
+    kept, notes = about["facts"], about["notes"]
+    try:
+        if isinstance(query, Query) and about["kind"] == KIND:
+            mine = plan_query(_begun(query, about), kept["counters"]).query.facts()
+        elif not isinstance(query, Query) and about["kind"] == SERIES:
+            mechanism = as_begun(query.mechanism, mechanism_of(about))
+            mine = replace(query, mechanism=mechanism).starting(notes["now"]).facts()
+        else:
+            return (f"it was a {about['kind']}",)
+    except InvalidParameter as problem:
+        return (str(problem),)
+    names = query.names_of_keys()
+    return tuple(
+        f"{names.get(key, key)} was {readable(kept.get(key))} and is now {readable(mine.get(key))}"
+        for key in mine | {key: "" for key in kept if key not in ("noise", "counters")}
+        if mine.get(key) != kept.get(key)
+    )
+
+
+def _begun(query: Query, about: About) -> Query:
+    """The query from where its run has begun."""
+    query = query.starting(about["notes"]["now"])
+    first = Beginning(**about["notes"].get("beginning", {})).not_before
+    return query if first is None else query.not_before(first)
+
+
+@dataclass(kw_only=True)
+class _Planner:
+    """One comparison of a file with its state directory."""
+
+    file: Pipeline
+    known: Changes
+    at_once: bool
+    now: int
+    who: str
+    stack: ExitStack
+    runs: dict[str, About] = field(init=False)
+    """Runs that are not ended, by the names of their folders."""
+    ended: set[str] = field(init=False)
+    _ledgers: dict[str, Ledger] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.runs, self.ended = {}, set()
+        for path in sorted(self.file.state.glob("*/run.dps")):
+            about = read_about(path.parent)
+            assert about is not None
+            ledger = self._ledger(ledger_place(path.parent, about))
+            if ledger.known(about["run"].hex()).ended is not None:
+                self.ended.add(path.parent.name)
+            else:
+                self.runs[path.parent.name] = about
+
+    def _ledger(self, place: LedgerPlace) -> Ledger:
+        if str(place) not in self._ledgers:
+            if not place.exists():
+                raise StateError(f"there is no ledger at {place}; restore it")
+            self._ledgers[str(place)] = self.stack.enter_context(closing(Ledger(place)))
+        return self._ledgers[str(place)]
+
+    def change(self, query: AnyQuery) -> Change:
+        """What becomes of a query of the file."""
+        base = query.name
+        called = self.known.names.get(base, base)
+        before = next((n for n, e in self.known.endings.items() if e.successor == called), called)
+        about = self.runs.pop(safe_name(before), None)
+        if about is None:
+            called = self._new_name(base) if safe_name(called) in self.ended else called
+            return Change(kind="added", name=base, called=called, query=replace(query, name=called))
+        found = differences(replace(query, name=before), about)
+        book = next(book for book in self.file.books if query in book.queries)
+        if book.dataset != about["dataset"]:
+            was, now = readable(canonical(about["dataset"])), readable(canonical(book.dataset))
+            found = (*found, f"the dataset was {was} and is now {now}")
+        if not found:
+            query = replace(query, name=before)
+            return Change(kind="unchanged", name=base, called=before, query=query)
+        called = called if called != before else self._new_name(base)
+        ending, remark = self._ending(before, about, called)
+        return Change(
+            kind="changed",
+            name=base,
+            called=called,
+            query=replace(query, name=called),
+            differences=found,
+            ending=ending,
+            ended_name=before,
+            remark=remark,
+        )
+
+    def removed(self) -> Iterator[Change]:
+        """Runs that no query of the file stands for."""
+        names = {safe_name(name): name for name in self.known.texts}
+        for folder, about in self.runs.items():
+            name = names.get(folder, folder)
+            ending, remark = self._ending(name, about, None)
+            yield Change(
+                kind="removed",
+                name=name,
+                called=name,
+                ending=ending,
+                ended_name=name,
+                remark=remark,
+            )
+
+    def _new_name(self, base: str) -> str:
+        """The next name that no run and no query of the file has."""
+        taken = {query.name for query in self.file.queries} | set(self.known.names.values())
+        names = (f"{base}_{number}" for number in count(2))
+        return next(
+            n for n in names if n not in taken and not (self.file.state / safe_name(n)).exists()
+        )
+
+    def _ending(self, name: str, about: About, successor: str | None) -> tuple[Ending, str]:
+        """How far a run goes on; if it ends at once though it was not asked to, why."""
+        run = about["run"].hex()
+        known = self.known.endings.get(name)
+        if known is not None and known.run == run and not self.at_once:
+            return replace(known, successor=successor), ""
+        because = f"{name!r} was {'removed' if successor is None else 'changed'} (dpstream apply)"
+        ending = Ending(
+            run=run, dataset=about["dataset"], successor=successor, because=because, who=self.who
+        )
+        if self.at_once:
+            return ending, ""
+        try:
+            return self._at_end_of_period(name, about, ending), ""
+        except DpstreamError as problem:
+            return ending, str(problem)
+
+    def _at_end_of_period(self, name: str, about: About, ending: Ending) -> Ending:
+        """The same, after the windows of the period that it is in."""
+        if name not in self.known.texts:
+            raise StateError("how it was asked is not kept in its state directory")
+        going_on = replace(ending, windows=1)
+        as_it_was = Changes(texts=self.known.texts, endings={name: going_on})
+        pipeline = load_pipeline(self.file.path, changes=as_it_was)
+        query = next(query for query in pipeline.queries if query.name == name)
+        if differences(query, about):
+            raise StateError("what it reads is declared otherwise in the file now")
+        folder = self.file.state / safe_name(name)
+        ledger = self._ledger(ledger_place(folder, about))
+        terms = ledger.terms(about["dataset"])
+        ticks = None if terms is None else book_ticks(terms)
+        if terms is None or ticks is None or not isinstance(query, Query):
+            raise StateError("its units have no periods")
+        if not pipeline.feeds[name].live:
+            raise StateError("it does not go by the clock")
+        begun = plan_query(_begun(query, about), about["facts"]["counters"]).query
+        schedule, last_of = begun.schedule, book_share(begun, terms).periods.last_of
+        if schedule.steps is not None and saved_step(folder) >= schedule.steps:
+            raise StateError("it has published all it had to")
+        reached = ledger.known(ending.run).begun
+        window = int(schedule.window_of(np.array([self.now]))[0])
+        periods = [] if reached is None else [reached]
+        periods += [last_of(window)] if window >= 0 else []
+        if not periods:
+            raise StateError("it has not begun")
+        last = max(periods)
+        most = schedule.windows or _beyond(last, last_of)
+        windows = bisect_right(range(most), last, key=last_of)
+        if not windows:
+            raise StateError("none of its windows ends within a period")
+        steps = schedule.last_step(windows - 1) + 1
+        return replace(ending, windows=windows, steps=steps, at=ticks.at(last + 1))
+
+    def with_beginnings(self, changes: list[Change]) -> list[Change]:
+        """The changes with where new queries begin; refused if the book has no room for them."""
+        found: dict[str, Beginning] = {}
+        for book in self.file.books:
+            copy = Ledger()
+            if book.ledger.exists():
+                copy = self._ledger(book.ledger).rehearsal()
+            terms = copy.terms(book.dataset)
+            ticks = None if terms is None else book_ticks(terms)
+            ending = [c.ending for c in changes if c.ending and c.ending.dataset == book.dataset]
+            for each in ending:
+                if not is_known(copy, each.dataset, each.run):
+                    continue
+                if each.at is not None and ticks is not None:
+                    copy.note_begun(each.dataset, each.run, ticks.last_before(each.at - 1))
+                copy.end(each.dataset, each.run, because="it is to end", who=self.who)
+            mine = {query.name for query in book.queries}
+            pairs = [
+                _pair(change, self.file.state)
+                for change in changes
+                if change.query is not None and change.name in mine
+            ]
+            by = {c.called: self.file.analysts.get(c.name, "") for c in changes if c.query}
+            asked: dict[str, Any] = {"now": self.now, "terms": book.terms(), "analysts": by}
+            found |= refuse_early(copy, book.dataset, pairs, **asked)
+        return [replace(c, beginning=found.get(c.called, c.beginning)) for c in changes]
+
+
+def _pair(change: Change, state: Path) -> tuple[AnyQuery, Path | None]:
+    """A query as it will be, and the state directory of one that goes on."""
+    query = change.query
+    assert query is not None
+    if change.kind == "unchanged":
+        return query, state / safe_name(change.called)
+    if change.ending is not None and change.ending.at is not None:
+        query = query.starting(change.ending.at)
+    return query, None
+
+
+def _beyond(last: int, last_of: Any) -> int:
+    """A number of windows by which this period is over."""
+    number = 1
+    while last_of(number) <= last:
+        number *= 2
+    return number

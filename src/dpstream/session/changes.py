@@ -1,0 +1,152 @@
+"""What `dpstream apply` has settled for a pipeline: `changes.json` in its state directory.
+
+A query that is changed or removed ends for good. Where units have periods, it goes on as it was
+until the windows of its last period are published; then its run is ended in the ledger, and only
+after that its successor begins. The successor has a name of its own (`pages_2`): its releases are
+those of another query, and no sink mixes the two. Nothing here is trusted: a successor is charged
+only if its book has room, whatever this file says.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Self
+
+from dpstream.connectors.storage import safe_name
+from dpstream.errors import StateError
+from dpstream.privacy.ledger.ledger import Ledger
+from dpstream.privacy.state import durable_files
+from dpstream.privacy.state.inspection import saved_step
+from dpstream.privacy.state.run_directory import ledger_place, read_about
+
+FORMAT = 1
+_NAME = "changes.json"
+Table = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ending:
+    """A run that is to end, and what it may still publish."""
+
+    run: str
+    dataset: str
+    windows: int = 0
+    """It publishes so many of its windows; 0: nothing more."""
+    steps: int = 0
+    """Triggers by which it has published them."""
+    at: int | None = None
+    """When its last period is over; None: it ends at once."""
+    successor: str | None = None
+    because: str = ""
+    who: str = ""
+
+    def is_over(self, folder: Path) -> bool:
+        """Has it published, and saved, what it may?"""
+        return self.windows == 0 or saved_step(folder) >= self.steps
+
+
+@dataclass(frozen=True, kw_only=True)
+class Changes:
+    """Which queries have other names than in the file, and which are about to end."""
+
+    texts: Mapping[str, Table] = field(default_factory=dict)
+    """Each query as it was started last, like a [[query]] of a file."""
+    names: Mapping[str, str] = field(default_factory=dict)
+    """What queries of the file are called since they were changed."""
+    endings: Mapping[str, Ending] = field(default_factory=dict)
+    begins: Mapping[str, int] = field(default_factory=dict)
+    """From when on successors publish that have not begun yet."""
+
+    @classmethod
+    def read(cls, state: Path) -> Self:
+        """Those of a state directory; none if there is no file."""
+        path = state / _NAME
+        try:
+            told = json.loads(path.read_bytes())
+        except FileNotFoundError:
+            return cls()
+        except ValueError:
+            raise StateError(f"{path} is damaged; restore it from your backup") from None
+        if told.pop("format", None) != FORMAT:
+            raise StateError(f"{path} has another format; use the version that wrote it")
+        endings = {name: Ending(**each) for name, each in told.pop("endings").items()}
+        return cls(**told, endings=endings)
+
+    def write(self, state: Path) -> None:
+        """Make them durable, all or nothing."""
+        content = json.dumps({"format": FORMAT, **asdict(self)}, indent=1).encode()
+        path = state / _NAME
+        if not path.exists() or path.read_bytes() != content:
+            durable_files.replace(path, content)
+
+    def tables(self, given: list[Table]) -> list[Table]:
+        """The queries that run now: those of the file, or what they were until they end."""
+        going_on = {name: each for name, each in self.endings.items() if each.windows}
+        left_out = {*going_on, *(each.successor for each in going_on.values())}
+        named = [table | {"name": self.names.get(table["name"], table["name"])} for table in given]
+        now = [table for table in named if table["name"] not in left_out]
+        return now + [self.texts[name] for name in going_on]
+
+    @property
+    def settled(self) -> tuple[Any, ...]:
+        """All but the texts, which every start brings up to date."""
+        return self.names, self.endings, self.begins
+
+
+def edit(state: Path, change: Callable[[Changes], Changes]) -> None:
+    """Change those of a state directory; nobody else does so meanwhile."""
+    with (state / f".{_NAME}.lock").open("wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        change(Changes.read(state)).write(state)
+
+
+def keep_texts(state: Path, texts: Mapping[str, Table]) -> None:
+    """Remember how queries were started, to go on so when the file says something else."""
+    edit(state, lambda known: replace(known, texts={**known.texts, **texts}))
+
+
+def end_due(state: Path) -> bool:
+    """End the runs that have published all they may; True if there was one.
+
+    After a kill anywhere the next call does the rest: what is ended stays ended.
+    """
+    endings = Changes.read(state).endings
+    due = {name: e for name, e in endings.items() if e.is_over(state / safe_name(name))}
+    for name, each in due.items():
+        _end_run(state / safe_name(name), each)
+    begins = {e.successor: e.at for e in due.values() if e.successor and e.at is not None}
+
+    def without(known: Changes) -> Changes:
+        left = {name: e for name, e in known.endings.items() if due.get(name) != e}
+        return replace(known, endings=left, begins={**known.begins, **begins})
+
+    if due:
+        edit(state, without)
+    return bool(due)
+
+
+def _end_run(folder: Path, ending: Ending) -> None:
+    about = read_about(folder)
+    if about is None or about["run"].hex() != ending.run:
+        return
+    with closing(Ledger(ledger_place(folder, about))) as ledger:
+        if is_known(ledger, ending.dataset, ending.run):
+            ledger.end(ending.dataset, ending.run, because=ending.because, who=ending.who)
+    for key in sorted((folder / "windows").glob("*.key")):
+        durable_files.erase(key)  # nothing of it is drawn again
+
+
+def is_known(ledger: Ledger, dataset: str, run: str) -> bool:
+    """Does the book know of the run? One that was begun and not charged it may not."""
+    paid = {
+        line["run"]
+        for book in ledger.report()
+        if book["dataset"] == dataset
+        for line in book["spent_on"]
+    }
+    return run in paid or ledger.known(run).dataset == dataset

@@ -1,0 +1,323 @@
+"""`dpstream apply`: a changed pipeline file is shown, accepted, carried out by periods."""
+
+import json
+import signal
+import subprocess
+import sys
+from contextlib import closing
+
+import pyarrow as pa
+import pytest
+
+from dpstream.cli import apply_command
+from dpstream.engines.query_run import EngineOptions
+from dpstream.errors import StateError
+from dpstream.privacy.ledger.ledger import Ledger
+from dpstream.session import changes
+from dpstream.session.start_pipeline import is_to_change, load_current, open_book, start
+from tests.support.live_runs import ScriptedClock, drop
+
+HOUR = 3_600_000_000
+DAY = 24 * HOUR
+FIRST = 19_844 * DAY  # 2024-05-01
+FOREVER = {"period": "'forever'"}
+RUN = b"a run for tests!"
+SQL = """SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = {epsilon}, delta = 1e-9,
+    privacy_unit_column = user, privacy_unit_period = {period},
+    max_groups_contributed = 1, public_groups = ('a', 'b'), allowed_lateness = {lateness})
+    page, window_start, COUNT(*) AS visits
+    FROM TUMBLE(clicks, DESCRIPTOR(at), INTERVAL '6' HOUR)
+    GROUP BY page, window_start{emit}"""
+FILE = """
+[source]
+path = "in"
+live = true
+[budget]
+dataset = "clicks"
+epsilon = 4
+delta = 1e-8
+ledger = "book"
+[state]
+path = "state"
+[sink]
+to = "out"
+"""
+
+
+def asked(epsilon=1, lateness="INTERVAL '0' SECOND", emit="", period="INTERVAL '1' DAY"):
+    """A query's text."""
+    return SQL.format(epsilon=epsilon, lateness=lateness, emit=emit, period=period)
+
+
+def write(folder, **queries):
+    """A pipeline file."""
+    tables = [f'[[query]]\nname = "{n}"\nsql = """{text}"""\n' for n, text in queries.items()]
+    (folder / "pipeline.toml").write_text(FILE + "".join(tables))
+
+
+def rows(place):
+    """Rows of three days, which are all there."""
+    times = [FIRST + hour * HOUR for hour in range(96) for _ in range(3)]
+    users = [f"u{number % 7}" for number in range(len(times))]
+    pages = ["ab"[number % 2] for number in range(len(times))]
+    table = pa.table({"user": users, "page": pages, "at": pa.array(times, pa.timestamp("us"))})
+    drop(place / "in", "rows.parquet", table)
+
+
+def go(path, since, to):
+    """Run a pipeline from a time to another, as `dpstream run` does."""
+    clock = ScriptedClock(since)
+    to -= 1
+    while True:
+        pipeline = load_current(path)
+        pipeline.state.mkdir(exist_ok=True, mode=0o700)
+        if not pipeline.secret.exists():
+            pipeline.secret.touch(mode=0o600)
+            pipeline.secret.write_text("dpstream-secret-1 " + "ab" * 32 + "\n")
+        with pipeline.open_ledgers() as ledgers:
+            options = EngineOptions(run_id=RUN, snapshot_every=2)
+            runs = start(pipeline, ledgers, clock=clock, options=options, anyway=True)
+            for book in pipeline.books:
+                open_book(pipeline, book, book.terms(), ledgers[book.ledger], now=clock.now())
+            with runs:
+                for name, _ in runs:
+                    if clock.now() >= to:
+                        runs.runs[name].stop()
+                    if is_to_change(pipeline, runs):
+                        runs.stop()
+        if clock.now() >= to or not is_to_change(pipeline, runs):
+            return
+
+
+def files(place):
+    """What was published, by file."""
+    return {path.name: path.read_bytes() for path in sorted((place / "out").glob("*.parquet"))}
+
+
+def spent(place):
+    """The lines of the book."""
+    with closing(Ledger(place / "book")) as ledger:
+        (book,) = ledger.report()
+        return {line["query"]: line for line in book["spent_on"]}
+
+
+@pytest.fixture
+def at(monkeypatch):
+    """Set the time that `dpstream apply` sees."""
+    return lambda time: monkeypatch.setattr(
+        apply_command.SystemClock, "now", lambda self: time, raising=True
+    )
+
+
+def windows(place, name):
+    """How many windows of a query were published."""
+    return len([file for file in files(place) if file.startswith(f"{name}-w")])
+
+
+def test_a_change_comes_at_the_end_of_the_period(run, folder, at, tmp_path_factory):
+    """One query changed, one added, one removed; the others' bytes are those of an undisturbed run.
+
+    The book of 4 has no room for a second copy within a day: nothing is charged twice.
+    """
+    alone = tmp_path_factory.mktemp("alone")
+    for place in (folder, alone):
+        rows(place)
+        write(place, kept=asked(3), old=asked(2), gone=asked(1))
+    go(alone / "pipeline.toml", FIRST, FIRST + 2 * DAY)
+    go(folder / "pipeline.toml", FIRST, FIRST + 15 * HOUR)
+    write(folder, kept=asked(3), old=asked("1.9"), more=asked("0.5"))
+    at(FIRST + 15 * HOUR)
+
+    shown = run("apply", "pipeline.toml")
+    assert shown.code == 0
+    assert "nothing was changed; to carry it out: --yes" in shown.err
+    assert "unchanged kept" in shown.out
+    assert "changed   old (in state and sinks: old_2)" in shown.out
+    assert "epsilon was 2 and is now 19/10" in shown.out
+    assert (
+        "goes on until 2024-05-02T00:00:00+00:00, and ends for good; its releases stay" in shown.out
+    )
+    told = run("apply", "pipeline.toml", "--yes", "--json").json
+    assert told["accepted"]
+    kinds = {one["query"]: one["change"] for one in told["changes"]}
+    assert kinds == {"kept": "unchanged", "old": "changed", "more": "added", "gone": "removed"}
+    go(folder / "pipeline.toml", FIRST + 15 * HOUR, FIRST + 2 * DAY)
+
+    mine, theirs = files(folder), files(alone)
+    for name, count in (("kept", 8), ("old", 4), ("gone", 4)):
+        assert windows(folder, name) == count
+        same = [file for file in mine if file.startswith(f"{name}-w")]
+        assert all(mine[file] == theirs[file] for file in same)
+    assert (windows(folder, "old_2"), windows(folder, "more")) == (4, 6)
+    lines = spent(folder)
+    assert [lines[name]["ended"] for name in ("kept", "old", "gone", "old_2", "more")] == [
+        False,
+        True,
+        True,
+        False,
+        False,
+    ]
+    assert lines["old_2"]["periods"][0] == lines["old"]["begun"] + 1
+    assert not [*(folder / "state" / "old" / "windows").glob("*.key")]
+    again = run("apply", "pipeline.toml", "--yes")
+    assert "nothing is to be changed" in again.err
+
+
+class Killed(BaseException):
+    """As if the process were gone."""
+
+
+def test_a_kill_anywhere_changes_nothing(run, folder, at, monkeypatch):
+    """Before and after every write, time and again: the same releases and charges in the end."""
+    rows(folder)
+    write(folder, old=asked(4))
+    go(folder / "pipeline.toml", FIRST, FIRST + 15 * HOUR)
+    write(folder, old=asked("3.9"))
+    at(FIRST + 15 * HOUR)
+    assert run("apply", "pipeline.toml", "--yes").code == 0
+    places = [1, 2, 3, 2, 3, 4, 1, 2]  # before and after texts, the end, its note, texts again
+    left = [places.pop(0)]
+
+    def count_down():
+        left[0] -= 1
+        if not left[0]:
+            raise Killed
+
+    def counted(call):
+        def count(*args, **named):
+            count_down()
+            made = call(*args, **named)
+            count_down()
+            return made
+
+        return count
+
+    monkeypatch.setattr(changes.Changes, "write", counted(changes.Changes.write))
+    monkeypatch.setattr(Ledger, "end", counted(Ledger.end))
+    while True:
+        try:
+            go(folder / "pipeline.toml", FIRST + 15 * HOUR, FIRST + 2 * DAY)
+            break
+        except Killed:
+            left[0] = places.pop(0) if places else 0
+
+    assert not places
+    assert (windows(folder, "old"), windows(folder, "old_2")) == (4, 4)
+    lines = spent(folder)
+    assert (lines["old"]["ended"], lines["old_2"]["ended"]) == (True, False)
+    assert len(lines) == 2
+
+
+def test_late_windows_are_published_before_the_successor_begins(run, folder, at):
+    """With lateness the last windows of the period come after its end, and none is lost."""
+    rows(folder)
+    text = {"lateness": "INTERVAL '7' HOUR", "emit": " EMIT EVERY INTERVAL '3' HOUR"}
+    write(folder, old=asked(4, **text))
+    go(folder / "pipeline.toml", FIRST, FIRST + 15 * HOUR)
+    write(folder, old=asked(3, **text))
+    at(FIRST + 15 * HOUR)
+    assert run("apply", "pipeline.toml", "--yes").code == 0
+    go(folder / "pipeline.toml", FIRST + 15 * HOUR, FIRST + 2 * DAY)
+
+    of = [name.rsplit("-t", 1)[0] for name in files(folder)]
+    assert [of.count(f"old-w00000{window}") for window in range(5)] == [5, 5, 5, 5, 0]
+    assert [of.count(f"old_2-w00000{window}") for window in range(2)] == [5, 5]
+
+
+def test_a_change_can_be_taken_back_before_it_comes(run, folder, at):
+    """The old text in the file again: the run goes on as if nothing had been."""
+    rows(folder)
+    write(folder, old=asked(4))
+    go(folder / "pipeline.toml", FIRST, FIRST + 9 * HOUR)
+    write(folder, old=asked(3))
+    at(FIRST + 9 * HOUR)
+    assert run("apply", "pipeline.toml", "--yes").code == 0
+    write(folder, old=asked(4))
+    back = run("apply", "pipeline.toml", "--yes")
+    assert "unchanged old" in back.out
+    go(folder / "pipeline.toml", FIRST + 9 * HOUR, FIRST + 2 * DAY)
+
+    assert windows(folder, "old") == 8
+    assert [*spent(folder)] == ["old"]
+
+
+def test_a_changed_file_that_was_not_applied_is_refused(run, folder, at):
+    """The refusal names the command that shows what it costs."""
+    rows(folder)
+    write(folder, old=asked(4))
+    go(folder / "pipeline.toml", FIRST, FIRST + 9 * HOUR)
+    write(folder, old=asked(3))
+
+    with pytest.raises(StateError, match="dpstream apply"):
+        go(folder / "pipeline.toml", FIRST + 9 * HOUR, FIRST + DAY)
+    at(FIRST + 9 * HOUR)  # and how it was asked is still known
+    assert "goes on until 2024-05-02" in run("apply", "pipeline.toml").out
+
+
+def test_at_once_is_charged_in_full_or_refused(run, folder, at):
+    """`--now` needs room in the book; without periods there is no other way."""
+    rows(folder)
+    write(folder, old=asked(2, **FOREVER))
+    go(folder / "pipeline.toml", FIRST, FIRST + 9 * HOUR)
+    at(FIRST + 9 * HOUR)
+    write(folder, old=asked("3.9", **FOREVER))
+    refused = run("apply", "pipeline.toml", "--now", "--yes")
+    assert "does not fit" in refused.err
+    write(folder, old=asked(1, **FOREVER))
+    waits = run("apply", "pipeline.toml", "--yes")
+    assert waits.code == 2
+    assert "charged in full: say so with --now" in waits.err
+    assert run("apply", "pipeline.toml", "--now", "--yes").code == 0
+    go(folder / "pipeline.toml", FIRST + 9 * HOUR, FIRST + DAY)
+
+    assert windows(folder, "old") == 2
+    assert windows(folder, "old_2") == 3
+    assert [line["query"] for line in spent(folder).values()] == ["old", "old_2"]
+
+
+@pytest.fixture
+def process(folder):
+    """`dpstream run` in a process of its own, over rows of now."""
+    (folder / "in").mkdir()
+    (folder / "in" / "a.csv").write_text("user,page,at\n")
+    write(folder, one=often(1))
+    command = [sys.executable, "-c", "from dpstream.cli import main; main()"]
+    with subprocess.Popen(
+        [*command, "run", "pipeline.toml", "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        yield process
+        process.kill()
+
+
+def often(epsilon):
+    """A query with a release every second."""
+    return asked(epsilon, emit=" EMIT EVERY INTERVAL '1' SECOND")
+
+
+def wait_for(name, process):
+    """Read what is published until it is of this query."""
+    for line in process.stdout:
+        if json.loads(line).get("query") == name:
+            return
+
+
+def test_a_run_takes_the_file_up_on_sighup(folder, process):
+    """An added query joins; a change that was not accepted leaves all as it is, and says so."""
+    wait_for("one", process)
+    write(folder, one=often(1), two=often(1))
+    process.send_signal(signal.SIGHUP)
+    wait_for("two", process)
+    write(folder, one=often(2), two=often(1))
+    process.send_signal(signal.SIGHUP)
+    for line in process.stderr:
+        if "is not taken up" in line:
+            break
+    assert "dpstream apply pipeline.toml" in line
+    wait_for("one", process)
+    wait_for("two", process)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=60) == 130
+    assert sorted(spent(folder)) == ["one", "two"]
