@@ -18,7 +18,7 @@ from typer import Argument, Option
 from typer.core import TyperGroup
 
 from dpstream.cli.ledger_plan import plan_pipeline, print_plan
-from dpstream.cli.output import AsJson, new_table, people, print_json, print_whole, wants_json
+from dpstream.cli.output import AsJson, new_table, note, people, print_json, print_whole, wants_json
 from dpstream.errors import InvalidParameter, LedgerError
 from dpstream.privacy.accounting.curves import gdp_delta, gdp_epsilon
 from dpstream.privacy.accounting.promises import promise, rows_of, same_promise
@@ -261,6 +261,7 @@ def grow(
     had = f"had {promise_in_words(old)}" if changed else "had it already"
     print(f"the book {name!r} has {promise_in_words(new)}; it {had}")
     print(spent_and_left(books[0]))
+    note("a pipeline file of this book must say the same budget: write it into its [budget]")
 
 
 @app.command("allow", epilog="Example: dpstream ledger allow book --analyst ana --share 0.5 ...")
