@@ -140,6 +140,7 @@ def test_one_query_is_left_out(run, started):
 @pytest.mark.parametrize("copied", [False, True])
 def test_a_stopped_state_moves_with_its_ledger_and_secret(run, started, monkeypatch, copied):
     """Within a file system, or to another one, where everything is copied and then removed."""
+    assert run("state", "rotate", "state").code == 0  # its new secrets lie in the directory
     with monkeypatch.context() as patch:
         if copied:
             stat = os.stat
@@ -188,6 +189,39 @@ def test_a_running_state_does_not_move(run, started):
     assert done.code == 4
     assert "is in use by another process" in done.err
     assert started.exists()
+
+
+def test_a_single_run_moves_with_the_secrets_beside_it(run, started):
+    """One that wraps its keys since a rotation lies beside its directory."""
+    assert run("state", "rotate", "state/first", "--secret", "state.secret").code == 0
+    assert run("state", "move", "state/first", "alone").code == 0
+
+    assert {path.name for path in started.glob("first*")} == set()
+    assert (started.parent / "alone.keys-1.secret").exists()
+
+
+def test_a_backup_with_secrets_has_all_of_them(run, started):
+    """Also those of a rotation, and no token of the operator's."""
+    (started / "operator.token").write_text("t")
+    assert run("state", "rotate", "state").code == 0
+    assert run("state", "backup", "state", "b", "--with-secret").code == 0
+    assert not list((started.parent / "b").rglob("*.token"))
+    ledger = started.parent / "kept"
+    ledger.mkdir()
+    for path in started.glob("ledger*"):
+        shutil.move(path, ledger / path.name)
+    shutil.rmtree(started)
+    started.mkdir()
+    for path in ledger.iterdir():
+        shutil.copy(path, started / path.name)
+    unsaid = run("state", "restore", "b", "state")
+    assert unsaid.code == 4
+    assert "--newest-ledger" in unsaid.err
+    assert run("state", "restore", "b", "state", "--newest-ledger").code == 0
+    again = run("run", "pipeline.toml")
+
+    assert again.code == 0
+    assert "nothing new was charged" in again.err
 
 
 def test_a_rotated_pipeline_goes_on(run, started):

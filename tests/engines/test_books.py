@@ -13,6 +13,9 @@ from tests.support.runs import SHORT, table
 SERIES = dps.sql(text(mechanism="uniform"))
 OPENED = {"users": plan_query(SHORT).terms(), "series": SERIES.starting(0).terms()}
 
+_more = {name: 4 * getattr(OPENED["users"], name) for name in ("total", "delta_slack")}
+ROOMY = replace(OPENED["users"], rounding_slack=4 * OPENED["users"].rounding_slack, **_more)
+
 
 def opened(kind):
     """A book in memory with room for one query of its kind."""
@@ -141,3 +144,33 @@ def test_a_refused_first_run_leaves_the_book_where_it_is(tmp_path):
         start("users", tmp_path / "one", book).finish()
 
     assert book.left("stream") == 0
+
+
+def test_a_take_over_ends_runs_of_the_same_analyst_alone(tmp_path):
+    """Two teams may have queries of one name."""
+    book = dps.Ledger()
+    book.open("stream", ROOMY)
+    for who in ("ann", "bob"):
+        book.allow("stream", who, because="a test", who="root")
+        first = dps.run(SHORT, source=table(), ledger=book, state=tmp_path / who, analyst=who)
+        next(iter(first))
+        first.close()
+    rows = {"source": table(), "ledger": book, "take_over": True, "analyst": "bob"}
+    dps.run(SHORT, state=tmp_path / "new", **rows).finish()
+    (told,) = book.report()
+    ended = {book.known(line["run"]).analyst for line in told["spent_on"] if line["ended"]}
+
+    assert ended == {"bob"}
+
+
+def test_a_state_that_was_begun_otherwise_takes_nothing_over(tmp_path):
+    """It has noted where it begins: that is said, and nothing is charged a second time."""
+    book = dps.Ledger()
+    book.open("stream", ROOMY)
+    start("users", tmp_path / "one", book).finish()
+    begun = start("users", tmp_path / "two", book)
+    begun.open()
+    begun.close()
+    rows = {"source": table(), "ledger": book, "take_over": True}
+    with pytest.raises(StateError, match="begun without a take-over"):
+        dps.run(SHORT, state=tmp_path / "two", **rows)

@@ -199,3 +199,16 @@ def test_a_sink_that_would_refuse_is_tried_before_the_charge(tmp_path):
     with duckdb.connect(str(place)) as database:
         names = {row[0] for row in database.execute("SHOW TABLES").fetchall()}
     assert names == {"visits", "fine", "dpstream_queries", "dpstream_releases"}
+
+
+def test_a_live_directory_whose_files_all_lack_a_column_costs_nothing(tmp_path):
+    """Its next files would lack it, too; of files that are damaged the next one may be whole."""
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for name in ("a.csv", "b.csv"):
+        written(folder, rows(lambda t: t.isoformat())).rename(folder / name)
+    query = dps.sql(SQL.format("", COUNT).replace("page", "pge"))
+    book = tmp_path / "book"
+    with pytest.raises(InvalidInput, match="has no column 'pge'"):
+        dps.run(query, source=folder, live=True, state=tmp_path / "s", ledger=book).open()
+    assert not book.exists() or dps.Ledger(book).report()[0]["spent_on"] == []

@@ -2,6 +2,7 @@
 
 import itertools
 import shutil
+import tarfile
 from contextlib import closing
 from threading import Thread
 
@@ -114,6 +115,25 @@ def test_one_other_row_is_refused(tmp_path, monkeypatch, kind, how):
     monkeypatch.setattr(lost_files, "rows", lambda extra: other)
     with pytest.raises(NoiseReuse, match="step 3 was already published from other data"):
         some(kind, tmp_path / "new", book, STEPS)
+
+
+def test_a_ledger_that_may_be_older_needs_a_word(tmp_path):
+    """A copy may be of any time; the backup's own is as old as the backup."""
+    kind, book = KINDS["series"], tmp_path / "book"
+    lose(tmp_path, kind, 2, 5, book)
+    for end in ("", ".head"):
+        shutil.copy(f"{book}{end}", f"{tmp_path}/copy{end}")
+    source, copy = tmp_path / "backup.tar", tmp_path / "copy"
+    with pytest.raises(StateError, match=r"not the file that was charged.*--newest-ledger"):
+        put_back(source, tmp_path / "new", ledger=copy)
+    assert not (tmp_path / "new").exists()
+    with tarfile.open(source) as archive:
+        archive.extractall(tmp_path / "backup", filter="data")
+    with pytest.raises(StateError, match="the backup's own ledger"):
+        put_back(tmp_path / "backup", tmp_path / "new", ledger=tmp_path / "backup" / "ledger-0")
+    assert put_back(source, tmp_path / "new", ledger=copy, newest_ledger=True)
+    with closing(dps.Ledger(copy)) as ledger:
+        assert "by word: this is the newest" in str(list(ledger.history()))
 
 
 def test_without_the_newest_ledger_noise_would_meet_other_data(tmp_path, monkeypatch):

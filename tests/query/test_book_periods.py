@@ -177,6 +177,7 @@ def test_how_many_periods_a_window_holds(changes, expected):
 
 REFUSED = {
     "another zone": asked("7 days", time_zone="Europe/Rome"),
+    "for ever, in another zone": asked("forever", time_zone="Europe/Rome"),
     "no whole number": asked("36 hours"),
     "weeks and 30 days": asked("30 days"),
     "rounds": asked("7 days", strategy="sqlp"),

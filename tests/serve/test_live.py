@@ -155,7 +155,9 @@ def test_a_pipeline_over_files_is_served_after_it_has_ended(tmp_path):
         health = server.health()
         _, second = server.ask("/api/queries/pages/latest")
 
-    assert (code, said) == (0, STOPPED)
+    opened, stopped = said.splitlines(keepends=True)
+    assert "opened the book 'clicks'" in json.loads(opened)["note"]
+    assert (code, stopped) == (0, STOPPED)
     assert health["pipeline"] == "not run"
     assert first == second
     assert json.loads(first)["rows"][0]["key"] == ["home"]

@@ -138,14 +138,17 @@ def _report_for_ever(runs: Runs, over: threading.Event) -> None:
 
 
 def _tell_opened_books() -> None:
-    """Say on standard error that a book is opened, and with what, unless log lines do."""
+    """Tell the server that a book is opened, and with what, unless log lines do."""
     if FORMAT in os.environ or LEVEL in os.environ:
         return
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("note: %(message)s"))
     log = logging.getLogger("dpstream.ledger")
-    log.addHandler(handler)
+    log.addHandler(_Teller())
     log.setLevel(logging.INFO)
+
+
+class _Teller(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        _tell({"note": record.getMessage()})
 
 
 def main(args: Sequence[str]) -> int:
@@ -321,7 +324,9 @@ class Supervisor:
             told = None
         if not isinstance(told, dict):
             return
-        if "error" in told:
+        if "note" in told:
+            self.say(told["note"])
+        elif "error" in told:
             self.problem = told
         else:
             self.state, self.told, self.problem = "running", told, None

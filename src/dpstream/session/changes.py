@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
@@ -100,7 +101,8 @@ class Changes:
 
 def edit(state: Path, change: Callable[[Changes], Changes]) -> None:
     """Change those of a state directory; nobody else does so meanwhile."""
-    with (state / f".{_NAME}.lock").open("wb") as lock:
+    fd = os.open(state / f".{_NAME}.lock", os.O_WRONLY | os.O_CREAT, 0o600)
+    with os.fdopen(fd, "wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         change(Changes.read(state)).write(state)
 
