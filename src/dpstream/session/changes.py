@@ -22,11 +22,12 @@ from dpstream.connectors.storage import safe_name
 from dpstream.errors import StateError
 from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.state import durable_files
+from dpstream.privacy.state.backup import SETTLED
 from dpstream.privacy.state.inspection import saved_step
 from dpstream.privacy.state.run_directory import ledger_place, read_about
 
 FORMAT = 1
-_NAME = "changes.json"
+_NAME = SETTLED
 Table = dict[str, Any]
 
 

@@ -51,6 +51,8 @@ NAME = "backup.json"
 Told = Callable[[int, int], None]
 """Is told how many files are done, of how many."""
 
+SETTLED = "changes.json"
+"""What `dpstream apply` has settled for the queries of a directory."""
 _KIND = "state backup"
 _WORDS = (
     "name the newest ledger where it always was; or, if this is the newest one (moved or copied, "
@@ -152,7 +154,8 @@ def _held(ledgers: Collection[LedgerPlace]) -> Iterator[None]:
 def _stamps(folder: Path, *, secrets: bool = False) -> dict[str, Stamp]:
     """Every file of a directory, and what changes when it does; all of it only with `secrets`."""
     found: dict[str, Stamp] = {}
-    left_out = (".new", "-wal", "-shm", "-journal", *(() if secrets else (".secret", ".token")))
+    left_out: tuple[str, ...] = (".new", ".lock", "-wal", "-shm", "-journal")
+    left_out += () if secrets else (".secret", ".token")
     for root, folders, names in os.walk(folder):
         if not secrets and Path(root).name.startswith(("arrived", "pushed")):
             folders[:] = [name for name in folders if name != "kept"]  # no recovery needs it
@@ -334,6 +337,8 @@ class Restoration:
             inside = {n.removeprefix("state/") for n in facts["ledgers"].values()}
             names = [n for n in _stamps(content / "state") if n.removesuffix(".head") not in inside]
             for name in names:
+                if name == SETTLED and (folder / name).exists():
+                    continue  # what was settled since is newer
                 if name.split("/")[0] not in self.without:
                     _refuse_taken(folder, name)
                     _copy(content / "state" / name, staging / name)
