@@ -248,6 +248,7 @@ def test_a_source_that_fails_is_not_a_state_that_cannot_be_written(tmp_path):
                 raise FileNotFoundError("/mnt/clicks is gone")
             return super().partitions()
 
-    run = dps.run(query(), source=Unmounted(table()), state=tmp_path / "state", secret=SECRET)
     with pytest.raises(FileNotFoundError, match="/mnt/clicks is gone"):
-        run.finish()
+        dps.run(
+            query(), source=Unmounted(table()), state=tmp_path / "state", secret=SECRET
+        ).finish()

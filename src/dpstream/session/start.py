@@ -158,7 +158,7 @@ def run(
             now = options.now
         asked, asks = [(query, folder)], {query.name: analyst}
         begun = refuse_early(given, dataset, asked, now=now, take_over=take_over, analysts=asks)
-        new = not was_charged(given, dataset, folder)
+        new = given.terms(dataset) is None or not was_charged(given, dataset, folder)
         if given is not ledger:
             given.close()
     place = dead_letters if dead_letters is not None else folder and folder / "dead-letters"

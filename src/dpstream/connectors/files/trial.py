@@ -39,6 +39,7 @@ def try_parquet(path: Path, columns: Columns, limits: SizeLimits = LIMITS) -> No
     """Raise UnusableFile if the columns cannot be read; without any, only the file's footer."""
     question = {
         "path": str(path),
+        "folder": "" if path.is_absolute() else os.getcwd(),  # it may have changed
         "columns": None if columns is None else [*columns],
         "limits": asdict(limits),
         "memory": _MEMORY,
@@ -116,6 +117,8 @@ def _serve() -> None:
         path = Path(question["path"])
         answer: dict[str, Any] = {}
         try:
+            if question["folder"]:
+                os.chdir(question["folder"])
             size, used = path.stat().st_size, resource.getrusage(resource.RUSAGE_SELF)
             most = used.ru_utime + used.ru_stime + size / _BYTES_PER_SECOND
             _limit(resource.RLIMIT_CPU, int(most) + _SECONDS)
