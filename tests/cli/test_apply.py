@@ -287,6 +287,7 @@ def process(folder):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # whoever ignores it here
     ) as process:
         yield process
         process.kill()

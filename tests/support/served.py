@@ -25,6 +25,7 @@ class Served:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=environment,
+            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # as under nohup
         )
         line = self.process.stdout.readline()
         assert line, self.process.stderr.read().decode()
