@@ -10,9 +10,9 @@ import logging
 import re
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import pyarrow as pa
@@ -290,7 +290,7 @@ def sample_rows(
     """
     sample = RowSample(query=query, live=live, now=now)
     reader = RowReader(query, Secret.of(None), mint_run_id())  # ids that nobody else has
-    chunks = _frame_chunks(source, query, most) if hasattr(source, "first_rows") else None
+    chunks = _frame_chunks(source, query, most) if isinstance(source, SampledFrame) else None
     sample.complete, seen = not live, 0
     for kinds, table, rejected in chunks or _chunks(query, source, own=own, sample=sample):
         if not sample.columns:
@@ -384,7 +384,18 @@ def _chunks(query: RowSpec, source: Source, *, own: bool, sample: RowSample) -> 
         raise UnusableFile(said[0])
 
 
-def _frame_chunks(source: Any, query: RowSpec, most: int) -> Iterator[Any]:
+@runtime_checkable
+class SampledFrame(Protocol):
+    """A DataFrame that another engine reads."""
+
+    def columns(self, partition: str) -> Any:
+        """The types of its columns."""
+
+    def first_rows(self, columns: Sequence[str], most: int) -> pa.Table | None:
+        """Some of its rows; None of a frame that streams."""
+
+
+def _frame_chunks(source: SampledFrame, query: RowSpec, most: int) -> Iterator[Any]:
     """The first rows of a DataFrame that another engine reads; none of one that streams."""
     table = source.first_rows(query.source_columns, most)
     if table is not None:
@@ -404,7 +415,7 @@ def refuse_useless(run: Run) -> None:
         if isinstance(inner, WriteAhead) or not getattr(inner, "replayable", True):
             _LOG.info("query %r: a pipe is not looked at before it is read", run.query.name)
             continue
-        most = _LOOKED_AT if run.live or hasattr(source, "first_rows") else 1
+        most = _LOOKED_AT if run.live or isinstance(source, SampledFrame) else 1
         sample = sample_rows(run.query, source, now=run.clock.now(), most=most, live=run.live)
         if not sample.read:
             _LOG.info("query %r: there are no rows yet to be looked at", run.query.name)
