@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import shutil
 import signal
 import subprocess
@@ -249,7 +248,7 @@ class Occurrence:
 
 def calendar(days: int, life: str) -> list[Occurrence]:
     """What happens in a life, in order: both have the changes, the rotation and the upgrade."""
-    rng, end = random.Random(days), days * DAY
+    rng, end = np.random.default_rng(days), days * DAY
     month = max(1, days // 12) * DAY
     found = [Occurrence(at - HOUR // 3, "change") for at in range(month, end, month)]
     found += [Occurrence(_morning(days, 0.45, 9), "rotate")]
@@ -261,7 +260,8 @@ def calendar(days: int, life: str) -> list[Occurrence]:
             found += [Occurrence(backup, "backup"), Occurrence(backup + lost_after, "restore")]
         found += [Occurrence(_morning(days, 0.4, 12), "move")]
         for _ in range(max(5, days // 5)):
-            found += [Occurrence(rng.randrange(end // HOUR) * HOUR, "crash", rng.randrange(1, 90))]
+            hour, operation = rng.integers(end // HOUR), rng.integers(1, 90)
+            found += [Occurrence(int(hour) * HOUR, "crash", int(operation))]
     return [*sorted(found), Occurrence(end, "end")]
 
 
