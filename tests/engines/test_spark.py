@@ -23,8 +23,7 @@ from dpstream.errors import (
     StateError,
 )
 from dpstream.privacy.state import unpack
-from dpstream.serve.release_store import ReleaseReader
-from dpstream.serve.worker import store_folder
+from dpstream.serve.release_store import ReleaseReader, store_folder
 from tests.cli.test_docs import LOOSE, ROOT
 from tests.laws.test_published_keys import every_type_of_key, keys_at_the_edges
 from tests.support.kill_and_replay import FailAtCall, kill_and_replay

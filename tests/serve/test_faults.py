@@ -12,8 +12,8 @@ import pytest
 from dpstream.errors import BudgetExceeded, StateError
 from dpstream.serve import public_facts, worker
 from dpstream.serve.event_stream import Hub
-from dpstream.serve.release_store import ReleaseReader, hold_folder
-from dpstream.serve.worker import Supervisor, publish, store_folder
+from dpstream.serve.release_store import ReleaseReader, hold_folder, store_folder
+from dpstream.serve.worker import Supervisor, publish
 from tests.support.pipelines import HEADERS, operator_side, public_side
 
 

@@ -12,8 +12,8 @@ from dpstream.serve.event_stream import Hub
 from dpstream.serve.operator_side import OperatorSide
 from dpstream.serve.public_facts import declared_books, describe_queries
 from dpstream.serve.public_side import PublicSide
-from dpstream.serve.release_store import ReleaseReader
-from dpstream.serve.worker import Supervisor, publish, store_folder
+from dpstream.serve.release_store import ReleaseReader, store_folder
+from dpstream.serve.worker import Supervisor, publish
 from dpstream.session.pipeline import load_pipeline
 from tests.support.fixed import RUN, SECRET
 from tests.support.kill_and_replay import KindOfRun

@@ -34,8 +34,7 @@ from dpstream.privacy.state.run_directory import About, adopt, read_about, rotat
 from dpstream.privacy.state.secret import secret_path
 from dpstream.query.schedule import Schedule
 from dpstream.query.windows import Cumulate, Hop, Micros, Ticks, Tumble, iso
-from dpstream.serve.release_store import collect_served
-from dpstream.serve.worker import store_folder
+from dpstream.serve.release_store import collect_served, store_folder
 from dpstream.session.pipeline import load_pipeline
 from dpstream.session.retention import collect_by_age, collect_runs
 

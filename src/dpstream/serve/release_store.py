@@ -38,6 +38,7 @@ from dpstream.connectors.storage import open_folder, put_new
 from dpstream.errors import StateError
 from dpstream.privacy.state.durable_files import make_directory, remove_leftovers
 from dpstream.serve.release_segments import Segment, build, decode, encode
+from dpstream.session.pipeline import Pipeline
 from dpstream.session.retention import Waste
 
 FORMAT = 1
@@ -94,6 +95,11 @@ def connect(folder: Path, *, reading: bool = False) -> sqlite3.Connection:
 def segment_path(folder: Path, place: Place) -> Path:
     """Where a large release is kept."""
     return folder / SEGMENTS / file_name(*place, "arrow")
+
+
+def store_folder(pipeline: Pipeline) -> Path:
+    """Where a pipeline's releases are kept for the server."""
+    return pipeline.state / "served"
 
 
 @contextmanager

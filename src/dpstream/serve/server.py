@@ -24,8 +24,8 @@ from dpstream.serve.event_stream import Hub
 from dpstream.serve.operator_side import MOST_DECODED, OperatorSide
 from dpstream.serve.public_facts import declared_books, describe_ended, describe_queries
 from dpstream.serve.public_side import PublicSide
-from dpstream.serve.release_store import ReleaseReader, hold_folder
-from dpstream.serve.worker import Supervisor, store_folder
+from dpstream.serve.release_store import ReleaseReader, hold_folder, store_folder
+from dpstream.serve.worker import Supervisor
 from dpstream.session.pipeline import Pipeline
 
 __all__ = ["Settings", "check_pipes", "load_token", "serve"]

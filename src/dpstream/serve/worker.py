@@ -32,7 +32,7 @@ from dpstream.operator_log import FORMAT, LEVEL, log_to_stderr
 from dpstream.privacy.state.durable_files import make_directory
 from dpstream.serve.metrics import described, report
 from dpstream.serve.public_facts import describe_queries
-from dpstream.serve.release_store import ReleaseStore, hold_folder
+from dpstream.serve.release_store import ReleaseStore, hold_folder, store_folder
 from dpstream.session import Runs
 from dpstream.session.pipeline import Pipeline
 from dpstream.session.start_pipeline import (
@@ -57,11 +57,6 @@ _STOPPING = 5.0  # seconds that a stop may take
 _LONGEST_LINE = 1 << 24
 _SAYING = 60.0  # seconds between two notes about rows that were not used
 State = Literal["starting", "running", "restarting", "finished", "stopped", "not run", "refused"]
-
-
-def store_folder(pipeline: Pipeline) -> Path:
-    """Where a pipeline's releases are kept for the server."""
-    return pipeline.state / "served"
 
 
 def publish(
