@@ -47,7 +47,7 @@ def test_no_request_to_the_public_side_fails(tmp_path):
 
 @pytest.mark.serve
 def test_no_request_to_the_operator_side_fails(tmp_path):
-    """With the token; without it every route refuses. A reload, which begins anew, has its tests."""
+    """With the token; without it every route refuses. A reload begins anew: `test_reload`."""
     path = write(tmp_path / "p", [], PUSHED)
     with served(path, "--no-run") as server:
         header = "Authorization: Bearer a token for tests alone"
