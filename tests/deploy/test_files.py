@@ -91,14 +91,14 @@ def test_every_metric_is_explained():
 
 @pytest.fixture
 def systemd_root(tmp_path):
-    """A root with systemd's own units, ours, and a program to start."""
+    """A root with systemd's own units, ours, and programs to start."""
     shutil.copytree("/usr/lib/systemd/system", tmp_path / "usr/lib/systemd/system", symlinks=True)
     (tmp_path / "lib").symlink_to("usr/lib")
-    for folder in ("etc/systemd/system", "opt/dpstream/bin", "var/lib"):
+    for folder in ("etc/systemd/system", "opt/dpstream/bin", "bin", "var/lib"):
         (tmp_path / folder).mkdir(parents=True)
-    program = tmp_path / "opt/dpstream/bin/dpstream"
-    program.write_text("#!/bin/sh\n")
-    program.chmod(0o755)
+    for program in (tmp_path / "opt/dpstream/bin/dpstream", tmp_path / "bin/sh"):
+        program.write_text("#!/bin/sh\n")
+        program.chmod(0o755)
     shutil.copy(UNIT, tmp_path / "etc/systemd/system")
     return tmp_path
 
