@@ -30,7 +30,13 @@ from dpstream.privacy.state.backup import (
 )
 from dpstream.privacy.state.input_log import logged_quarantine
 from dpstream.privacy.state.inspection import describe, find_faults, saved_step
-from dpstream.privacy.state.run_directory import About, adopt, read_about, rotate_keys
+from dpstream.privacy.state.run_directory import (
+    About,
+    adopt,
+    read_about,
+    refuse_rotation,
+    rotate_keys,
+)
 from dpstream.privacy.state.secret import secret_path
 from dpstream.query.schedule import Schedule
 from dpstream.query.windows import Cumulate, Hop, Micros, Ticks, Tumble, iso
@@ -266,6 +272,8 @@ def rotate_directory(folder: Folder, secret: SecretFile = None, as_json: AsJson 
     dpstream state rotate state/
     """
     found = []
+    for place in runs_in(folder):  # before any of them is rotated
+        refuse_rotation(place)
     for place in runs_in(folder):
         given = next((p for p in (secret, secret_path(place.resolve())) if p and p.exists()), None)
         given = given or secret_path(folder.resolve())

@@ -567,14 +567,8 @@ def wrapping_secrets(folder: Path, about: About) -> list[Secret]:
     return [Secret.load(path) for path in paths] if rotations else []
 
 
-def rotate_keys(folder: Path, *, given_secret: GivenSecret) -> tuple[Path, list[int]]:
-    """Wrap a stopped run's keys by a new secret: its place, and the windows that are open.
-
-    Windows that are not begun yet get keys that the old secret never opens. Those that are open
-    keep theirs, and with them their noise. The secret of the run stays that of its hashes and
-    digests: with others a unit's bounds would begin anew. After a kill on the way every key opens
-    with one of the secrets, and a second call brings all of them to the newest.
-    """
+def refuse_rotation(folder: Path) -> About:
+    """What a directory says about its run, whose keys can be wrapped anew; others are refused."""
     about = read_about(folder)
     if about is None:
         raise StateError(f"{folder} holds no run; name the directory that has its run.dps")
@@ -583,6 +577,18 @@ def rotate_keys(folder: Path, *, given_secret: GivenSecret) -> tuple[Path, list[
             f"the noise of the {about['kind']} in {folder} comes from its secret alone, for its "
             f"whole life; for another secret end it, and {ANEW}"
         )
+    return about
+
+
+def rotate_keys(folder: Path, *, given_secret: GivenSecret) -> tuple[Path, list[int]]:
+    """Wrap a stopped run's keys by a new secret: its place, and the windows that are open.
+
+    Windows that are not begun yet get keys that the old secret never opens. Those that are open
+    keep theirs, and with them their noise. The secret of the run stays that of its hashes and
+    digests: with others a unit's bounds would begin anew. After a kill on the way every key opens
+    with one of the secrets, and a second call brings all of them to the newest.
+    """
+    about = refuse_rotation(folder)
     secret = known_secret(folder, about, given_secret)
     rotations = about.get("rotations", 0) + 1
     while wrapping_path(folder, rotations).exists():
