@@ -58,6 +58,16 @@ def new_uri(server, **options):
     return f"{server.address.replace('postgres:', 'postgresql:')}?{words}"
 
 
+def test_the_default_schema_takes_no_tables_of_the_role(postgres):
+    """A schema with the role's own name would come first in its search path."""
+    place = postgres.address.replace("postgres:", "postgresql:")
+    Ledger(place).close()
+    [[role, schema]] = ask(postgres, "SELECT current_user, current_schema()")
+    assert (role, schema) == ("dpstream", "public")
+    with pytest.raises(InvalidParameter, match="must not have a '%'"):
+        Ledger(f"{place}?schema=50%25")
+
+
 def schema_of(uri):
     return uri.partition("schema=")[2].partition("&")[0]
 

@@ -1,6 +1,6 @@
 """A ledger in PostgreSQL, which several hosts share: the lines of a ledger file, as rows.
 
-    postgresql://user@host:5432/database?schema=dpstream
+    postgresql://user@host:5432/database?schema=dpstream_ledger
 
 The schema has three tables. `ledger_lines` has the lines that a file would have, by the offset at
 which each begins; every line carries the tag of the one before it, so an altered or missing one is
@@ -32,7 +32,7 @@ import psycopg
 from dpstream.connectors.database import identifier
 from dpstream.connectors.postgres.client import connect_function, one_line, raise_away
 from dpstream.connectors.server_base import ServerAway, ServerOptions, unreachable
-from dpstream.errors import LedgerError, ServerUnreachable
+from dpstream.errors import InvalidParameter, LedgerError, ServerUnreachable
 from dpstream.privacy.ledger.store import LedgerAddress, Overtaken
 from dpstream.privacy.state.journal import (
     COMPACTED,
@@ -49,6 +49,9 @@ from dpstream.privacy.state.journal import (
 )
 
 _KIND = "ledger"
+# Never a likely role: a schema with a role's own name comes first in its search path, and its new
+# tables would go there.
+_SCHEMA = "dpstream_ledger"
 _LOCK = 1_685_091_436  # "dpsl": one of this number and a schema is held by who makes the tables
 _PAUSED = "60s"  # a writer that is silent for so long, in a section, loses its place
 _QUEUE = "10s"  # a wait for other writers that the operator hears of
@@ -450,7 +453,10 @@ def _options(address: LedgerAddress) -> tuple[ServerOptions, str]:
     options = ServerOptions(address.uri)
     if "target_session_attrs" not in options.names:
         options = ServerOptions(address.uri, {"target_session_attrs": "read-write"})
-    return options, identifier(options.text("schema") or "dpstream")
+    schema = options.text("schema") or _SCHEMA
+    if "%" in schema:
+        raise InvalidParameter(f"the schema {schema!r} of a ledger must not have a '%' in its name")
+    return options, identifier(schema)
 
 
 def _base(header: str) -> list[Any]:
