@@ -322,3 +322,24 @@ def test_a_run_takes_the_file_up_on_sighup(folder, process):
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=60) == 130
     assert sorted(spent(folder)) == ["one", "two"]
+
+
+def test_a_file_whose_start_is_refused_leaves_what_ran(folder, process):
+    """Its sink cannot be made, which only a start finds out: what ran goes on, at no new charge."""
+    wait_for("one", process)
+    write(folder, one=often(1), two=often(1))
+    path = folder / "pipeline.toml"
+    good = path.read_text()
+    path.write_text(good.replace('to = "out"', 'to = "in/a.csv/out"'))
+    process.send_signal(signal.SIGHUP)
+    for line in process.stderr:
+        if "is not taken up" in line:
+            break
+    assert "what ran goes on" in line
+    wait_for("one", process)
+    assert [*spent(folder)] == ["one"]
+    path.write_text(good)
+    process.send_signal(signal.SIGHUP)
+    wait_for("two", process)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=60) == 130

@@ -2,6 +2,7 @@
 
 import json
 import signal
+from contextlib import suppress
 
 import pytest
 
@@ -89,3 +90,37 @@ def test_a_server_takes_the_file_up_by_signal_and_by_request(tmp_path):
         ]
         code, _ = server.stop()
         assert code == 0
+
+
+def test_a_file_whose_start_is_refused_leaves_the_server_as_it_was(tmp_path):
+    """What ran goes on, `/health` says why, and a file that can be started is taken up."""
+    path = tmp_path / "pipeline.toml"
+    write(path, one=1)
+    (tmp_path / "file").touch()
+    with served(path, "--who", "ana") as server:
+
+        def shown():
+            with suppress(OSError):
+                return {each["name"] for each in json.loads(server.ask("/api/queries")[1])["queries"]}
+
+        def reload():
+            assert server.ask("/reload", method="POST", side="operator")[0] == 202
+
+        def health():
+            with suppress(OSError):
+                return server.health()
+            return {}
+
+        write(path, one=1, two=2)
+        good = path.read_text()
+        path.write_text(good.replace("[state]", '[sink]\nto = "file/out"\n[state]'))
+        reload()
+        until(lambda: health().get("not_reloaded"))
+        assert (shown(), health()["pipeline"]) == ({"one"}, "running")
+        path.write_text(good)
+        reload()
+        until(lambda: shown() == {"one", "two"})
+        until(lambda: health().get("pipeline") == "running")
+        assert health()["not_reloaded"] is None
+        lines = json.loads(server.ask("/ledger", side="operator")[1])["datasets"][0]["spent_on"]
+        assert {line["analyst"] for line in lines} == {"ana"}

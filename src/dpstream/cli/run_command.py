@@ -44,6 +44,7 @@ from dpstream.session.start_pipeline import (
     refuse_lost_secret,
     start,
     with_engine,
+    without_ended,
 )
 
 _KEPT = (
@@ -117,11 +118,23 @@ def run(
             note(f"metrics: {address}, with the token from {token.source}")
             yield
 
+    before: Pipeline | None = None
     with stopper.reload_on_hangup():
         while again:
-            pipeline = with_engine(load_current(path), engine).asked_by(who)
-            how = {"once": once, "anyway": anyway, "take_over": take_over}
-            again = _run(pipeline, stopper, metrics_of, **how)
+            begun = Event()
+            how: dict[str, Any] = {"once": once, "anyway": anyway, "begun": begun}
+            how["strict"] = before is not None
+            try:
+                pipeline = with_engine(load_current(path), engine).asked_by(who)
+                again = _run(pipeline, stopper, metrics_of, take_over=take_over, **how)
+            except (DpstreamError, OSError) as problem:
+                if before is None or begun.is_set():
+                    raise
+                words = f"{path} is not taken up, and what ran goes on: {problem}"
+                note(words, level=logging.ERROR)
+                pipeline = without_ended(before)
+                again = _run(pipeline, stopper, metrics_of, take_over=False, **how)
+            before, take_over = pipeline, False  # a take-over is of those that ran before
 
 
 def _run(
@@ -132,8 +145,13 @@ def _run(
     once: bool,
     anyway: bool,
     take_over: bool,
+    strict: bool,
+    begun: Event,
 ) -> bool:
-    """Run to the end, a signal or a change; True: the file is to be loaded again."""
+    """Run to the end, a signal or a change; True: the file is to be loaded again.
+
+    `strict`: all queries can begin, or none does. `begun` is set when they can.
+    """
     for words in pipeline.remarks:
         note(words)
     terms = [book.terms() for book in pipeline.books]
@@ -153,8 +171,11 @@ def _run(
                 f"created the secret {pipeline.secret}; back it up: without it the pipeline cannot "
                 "go on"
             )
-        reloading = _reload_on_signal(pipeline.path, stopper, runs)
+        reloading = _reload_on_signal(pipeline, stopper, runs, anyway=anyway)
         with metrics_of(pipeline, runs), reloading as asked:
+            if strict:
+                _open_all(runs)
+            begun.set()
             count = _publish(pipeline, runs, stopper, once=once)
         new = sum(
             tell_charges(book.queries, was, ledgers[book.ledger], book.dataset)
@@ -172,13 +193,24 @@ def _run(
     return False
 
 
+def _open_all(runs: Runs) -> None:
+    """Open all queries; one that is refused leaves none of them open."""
+    try:
+        runs.open()
+    except BaseException:
+        runs.close()
+        raise
+
+
 @contextmanager
-def _reload_on_signal(path: Path, stopper: Stopper, runs: Runs) -> Iterator[Event]:
+def _reload_on_signal(
+    pipeline: Pipeline, stopper: Stopper, runs: Runs, *, anyway: bool
+) -> Iterator[Event]:
     """Stop the runs when SIGHUP comes and the file can be started; the event says that it was so.
 
     A file that cannot be started leaves them as they are.
     """
-    asked, over = Event(), Event()
+    asked, over, path = Event(), Event(), pipeline.path
 
     def watch() -> None:
         while stopper.reload.wait():
@@ -186,7 +218,7 @@ def _reload_on_signal(path: Path, stopper: Stopper, runs: Runs) -> Iterator[Even
             if over.is_set() or stopper.signals:
                 return
             try:
-                check_reload(path)
+                check_reload(path, who=pipeline.who, anyway=anyway)
             except (DpstreamError, OSError) as problem:
                 words = f"{path} is not taken up, and what ran goes on: {problem}"
                 note(words, level=logging.ERROR)

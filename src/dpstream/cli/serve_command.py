@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import json
+import logging
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from threading import Event
 from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from dpstream.cli.command_options import Anyway, LogFormat, LogLevel, TokenFile
+from dpstream.cli.command_options import Anyway, Asker, LogFormat, LogLevel, TakeOver, TokenFile
 from dpstream.cli.output import note, note_counts, use_log
-from dpstream.errors import InvalidParameter, MissingDependency
+from dpstream.errors import DpstreamError, InvalidParameter, MissingDependency
 from dpstream.privacy.state.durable_files import make_directory
 from dpstream.session.pipeline import load_pipeline
-from dpstream.session.start_pipeline import check_engine, load_current, with_engine
+from dpstream.session.start_pipeline import (
+    check_engine,
+    keep_pipeline,
+    load_current,
+    with_engine,
+    without_ended,
+)
 
 _Public = partial(Option, rich_help_panel="Public side")
 _Operator = partial(Option, rich_help_panel="Operator side")
@@ -56,6 +66,8 @@ def serve(
     engine: Annotated[
         str | None, Option("--engine", help="embedded or spark; default: the file's.")
     ] = None,
+    who: Asker = "",
+    take_over: TakeOver = False,
     log_format: LogFormat = None,
     log_level: LogLevel = None,
     anyway: Anyway = False,
@@ -67,7 +79,7 @@ def serve(
         raise InvalidParameter("--tls-cert and --tls-key go together; give both")
     server = _needed()
     load = load_pipeline if no_run else load_current
-    pipeline = with_engine(load(path), engine)
+    pipeline = with_engine(load(path), engine).asked_by(who)
     settings = server.Settings(
         host=host,
         port=port,
@@ -79,6 +91,8 @@ def serve(
         behind_proxy=behind_proxy,
         run=not no_run,
         anyway=anyway,
+        take_over=take_over,
+        who=who,
         grid=grid,
         rate=rate,
         clients=clients,
@@ -111,8 +125,23 @@ def serve(
     again = server.serve(pipeline, settings, token, tell=tell, say=note_counts)
     while again is not None:
         note(f"{path} is taken up anew")
-        pipeline = with_engine(load(path), engine)
-        again = server.serve(pipeline, again, token, tell=lambda *_: None, say=note_counts)
+        begun = Event()
+        told = {"tell": lambda *_: begun.set(), "say": note_counts}
+        before = pipeline
+        try:
+            pipeline = with_engine(load(path), engine).asked_by(who)
+            again = server.serve(pipeline, again, token, **told)
+        except (DpstreamError, OSError) as problem:
+            if begun.is_set():
+                raise
+            note(f"{path} is not taken up, and what ran goes on: {problem}", level=logging.ERROR)
+            with TemporaryDirectory() as folder:
+                kept = Path(folder) / "pipeline.json"
+                keep_pipeline(before, kept)
+                pipeline = without_ended(before)
+                why = {"error": type(problem).__name__, "message": str(problem)}
+                again = replace(again, kept=kept, not_reloaded=why)
+                again = server.serve(pipeline, again, token, **told)
     note("stopped" if no_run else "stopped; the same command again goes on from here")
 
 

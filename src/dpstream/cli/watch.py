@@ -116,9 +116,9 @@ def progress(runs: list[Run]) -> Iterator[Callable[[], None]]:
 
 
 def tell_beginnings(runs: Iterable[Run]) -> None:
-    """Which runs begin later than they were asked to, or take over from others."""
+    """Say, at their first start, which runs begin later than asked, or take over from others."""
     for run in runs:
-        if isinstance(run, QueryRun) and not run.steps_done and run.beginning.notice:
+        if isinstance(run, QueryRun) and run.is_new and run.beginning.notice:
             note(run.beginning.notice)
 
 

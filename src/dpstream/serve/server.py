@@ -46,6 +46,12 @@ class Settings:
     behind_proxy: bool = False
     run: bool = True
     anyway: bool = False
+    take_over: bool = False
+    who: str = ""
+    kept: Path | None = None
+    """A pipeline that ran before, to go on with instead of what the file says now."""
+    not_reloaded: dict[str, Any] | None = None
+    """Why the file is not taken up then."""
     grid: float = 1.0
     rate: float = 200.0
     clients: int = 1000
@@ -100,6 +106,10 @@ def serve(
             path=pipeline.path,
             engine=pipeline.engine["name"],
             anyway=settings.anyway,
+            take_over=settings.take_over,
+            who=settings.who,
+            kept=settings.kept,
+            not_reloaded=settings.not_reloaded,
             say=say,
         )
         public = PublicSide(
@@ -118,12 +128,12 @@ def serve(
             most_decoded=settings.most_decoded,
             takes_rows=settings.run,
         )
-        ports = {
+        places = {
             "--port": (settings.host, settings.port),
             "--operator-port": (settings.operator_host, settings.operator_port),
         }
         sockets = [
-            stack.enter_context(bound_socket(*place, option)) for option, place in ports.items()
+            stack.enter_context(bound_socket(*place, option)) for option, place in places.items()
         ]
         scheme = "https" if settings.certificate is not None else "http"
         hosts = (settings.host, settings.operator_host)
@@ -138,7 +148,8 @@ def serve(
             runner.run(_serve(apps, hub, settings, sockets, supervisor, lambda: tell(*addresses)))
         if not supervisor.to_reload.is_set():
             return None
-        return replace(settings, port=ports_now[0], operator_port=ports_now[1])
+        ports = {"port": ports_now[0], "operator_port": ports_now[1]}
+        return replace(settings, **ports, take_over=False, kept=None, not_reloaded=None)
 
 
 def check_pipes(pipeline: Pipeline) -> None:

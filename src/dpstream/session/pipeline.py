@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -131,10 +131,24 @@ class Pipeline:
     """Each query's [[query]], by its name, with its SQL in place of a file's name."""
     changes: Changes = field(default_factory=Changes)
     """What `dpstream apply` has settled."""
+    written: str = ""
+    """The file's own text."""
+    who: str = ""
+    """Who asks for queries that name no analyst."""
+
+    def without(self, names: Collection[str]) -> Pipeline:
+        """The same pipeline without some of its queries."""
+        left = tuple(query for query in self.queries if query.name not in names)
+        books = [
+            replace(book, queries=tuple(q for q in book.queries if q.name not in names))
+            for book in self.books
+        ]
+        return replace(self, queries=left, books=tuple(book for book in books if book.queries))
 
     def asked_by(self, who: str) -> Pipeline:
         """The same pipeline; queries that name no analyst are asked for by `who`."""
-        return replace(self, analysts={q.name: who for q in self.queries} | dict(self.analysts))
+        known = {q.name: who for q in self.queries} | dict(self.analysts)
+        return replace(self, analysts=known, who=who)
 
     @property
     def folders(self) -> dict[str, Path]:
@@ -156,13 +170,20 @@ class Pipeline:
             }
 
 
-def load_pipeline(path: str | Path, *, changes: Changes | None = None) -> Pipeline:
+def load_pipeline(
+    path: str | Path, *, changes: Changes | None = None, text: str | None = None
+) -> Pipeline:
     """Read a pipeline file and compile its queries.
 
     `changes`: of queries that are to change or end; those of its state directory by default.
+    `text`: what the file said before, to go on with that.
     """
     path = Path(path)
-    tables, base = _read_tables(path), path.parent
+    try:
+        text = path.read_text(encoding="utf-8") if text is None else text
+    except UnicodeDecodeError as problem:
+        raise InvalidInput(f"{path} is not TOML: {problem}") from None
+    tables, base = _read_tables(path, text), path.parent
     state = tables["state"]
     folder = Path(_resolve(base, state["path"]))
     changes = Changes.read(folder) if changes is None else changes
@@ -206,6 +227,7 @@ def load_pipeline(path: str | Path, *, changes: Changes | None = None) -> Pipeli
             for one, table in zip(compiled, tables["query"], strict=True)
         },
         changes=changes,
+        written=text,
         backups=backups,
         retention=kept,
     )
@@ -498,12 +520,11 @@ def _refuse_one_place_twice(path: Path, sources: Mapping[str, Any]) -> None:
                 )
 
 
-def _read_tables(path: Path) -> dict[str, Any]:
+def _read_tables(path: Path, text: str) -> dict[str, Any]:
     """The file's tables; `source` and `budget` by name, under "" if there is one for all."""
     try:
-        with path.open("rb") as file:
-            tables = tomllib.load(file)
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
+        tables = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as problem:
         raise InvalidInput(f"{path} is not TOML: {problem}") from None
     for name in tables:
         if name not in _KEYS:

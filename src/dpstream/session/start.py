@@ -339,17 +339,20 @@ def would_fit(
     ledger: GivenLedger,
     dataset: str,
     terms: Terms | None = None,
+    analysts: Mapping[str, str] | None = None,
 ) -> tuple[str, list[str]]:
     """Why queries would not fit into their book together ("": they would); which are charged.
 
-    `queries` come with their state directories; `terms` are the book's, where they are declared.
-    The book is left as it is, and if there is none, none is made.
+    `queries` come with their state directories; `terms` are the book's, where they are declared;
+    `analysts`: who asks for each query, by its name. The book is left as it is, and if there is none, none is made.
     """
     known, problem = _own_ledger(ledger, None), ""
     try:
         if known is not None and terms is not None and known.terms(dataset) is not None:
             known.open(dataset, terms)  # it is open: other terms are refused
-        refuse_early(known or Ledger(), dataset, queries, now=SystemClock().now(), terms=terms)
+        now = SystemClock().now()
+        asked: dict[str, Any] = {"now": now, "terms": terms, "analysts": analysts}
+        refuse_early(known or Ledger(), dataset, queries, **asked)
     except (BudgetExceeded, LedgerError) as refusal:
         problem = str(refusal)
     charged = [q.name for q, folder in queries if known and was_charged(known, dataset, folder)]
