@@ -484,3 +484,30 @@ def test_the_drill(tmp_path):
     missing = {window for name, window in releases.items() if name not in after}
     assert missing <= {*restored.final, *restored.lost}
     assert len(after) > len(before)
+
+
+def test_of_several_runs_none_is_fenced_if_one_cannot_be_put_back(tmp_path, monkeypatch):
+    """The second one's steps since the backup are not known: the first is left as it was."""
+    book, state = tmp_path / "book", tmp_path / "state"
+    with closing(dps.Ledger(book)) as ledger:
+        ledger.open("stream", Grouped.query.promise(epsilon=10, delta=1e-5))
+    for name in ("one", "two"):
+        some(KINDS["group by"], state / name, book, 2)
+    back_up(state, tmp_path / "backup.tar")
+    for name in ("one", "two"):
+        some(KINDS["group by"], state / name, book, 4)
+    with closing(dps.Ledger(book)) as ledger:
+        runs = {name: read_about(state / name)["run"].hex() for name in ("one", "two")}
+        epochs = {run: ledger.known(run).epoch for run in runs.values()}
+    shutil.rmtree(state)
+    steps_of = dps.Ledger.steps_of
+
+    def forgets(ledger, run):
+        return ({}, {}) if run == runs["two"] else steps_of(ledger, run)
+
+    monkeypatch.setattr(dps.Ledger, "steps_of", forgets)
+    with pytest.raises(StateError, match="is not known"):
+        put_back(tmp_path / "backup.tar", state)
+    with closing(dps.Ledger(book)) as ledger:
+        assert {run: ledger.known(run).epoch for run in runs.values()} == epochs
+    put_back(tmp_path / "backup.tar", state, without=["two"])

@@ -31,7 +31,7 @@ from dpstream.privacy.ledger.refusals import (
     promise_in_words,
     spent_and_left,
 )
-from dpstream.privacy.ledger.store import LedgerPlace, as_ledger_place
+from dpstream.privacy.ledger.store import LedgerAddress, LedgerPlace, as_ledger_place
 from dpstream.query.book_periods import loss_over
 from dpstream.query.windows import duration, in_words
 from dpstream.session.pipeline import load_pipeline
@@ -233,6 +233,40 @@ def repair(
         book_file.repair(because=because)
         records = len(list(book_file.history()))
     print(f"{place} is taken as it is, with {records} records; the last one says why")
+
+
+@app.command("move", epilog="Example: dpstream ledger move book postgresql://ana@db/books ...")
+def move(
+    place: Annotated[Path, Argument(metavar="FROM", help="The ledger file.")],
+    to: Annotated[
+        LedgerPlace,
+        Argument(metavar="TO", help="postgresql://user@host/database", parser=as_ledger_place),
+    ],
+    because: Because,
+    who: Who = None,
+    as_json: AsJson = False,
+) -> None:
+    """Move a ledger file to PostgreSQL; the file is not charged any more, whoever still has it.
+
+    Every record comes along, so runs go on at no new charge once the pipeline file, or --ledger,
+    names the new place. Killed half-way nothing can be charged; the same command goes on.
+    """
+    if not isinstance(to, LedgerAddress):
+        raise InvalidParameter(
+            f"TO must be a server, postgresql://user@host/database; got {to}; a file is moved with "
+            "mv, together with its .head, and dpstream state adopt"
+        )
+    if not place.is_file():
+        raise LedgerError(f"there is no ledger at {place}")
+    with closing(Ledger(place)) as book_file:
+        book_file.move_to(to, because=because, who=who or getpass.getuser())
+    with closing(Ledger(to)) as moved:
+        books = [book["dataset"] for book in moved.report()]
+    if wants_json():
+        print_json({"moved": str(place), "to": str(to), "datasets": books})
+        return
+    print(f"{place} is now {to}, with the books of {', '.join(books) or 'nobody'}")
+    note(f"name {to} in the pipeline file ([budget] ledger) and with --ledger; keep the old file")
 
 
 @app.command("grow", epilog="Example: dpstream ledger grow book --epsilon 4 --because 'agreed'")
@@ -448,7 +482,7 @@ def _existing(
         commands = (
             ""
             if place is None
-            else " (the commands are show, open, plan, grow, allow, void, history and repair)"
+            else " (the commands are show, open, plan, grow, allow, void, move, history and repair)"
         )
         raise LedgerError(
             f"there is no ledger at {path}{commands}; a release with --ledger creates it, "

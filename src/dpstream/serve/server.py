@@ -7,7 +7,7 @@ import contextlib
 import resource
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ from starlette.types import ASGIApp
 
 from dpstream.errors import InvalidParameter
 from dpstream.privacy.state.durable_files import make_directory
-from dpstream.serve.access import Token, bound_socket, check_binding, load_token
+from dpstream.serve.access import Token, bound_socket, check_binding, load_token, read_token
 from dpstream.serve.connections import HEAD_SECONDS, Connections, LimitedConnection, throttled
 from dpstream.serve.event_stream import Hub
 from dpstream.serve.operator_side import MOST_DECODED, OperatorSide
@@ -28,7 +28,7 @@ from dpstream.serve.release_store import ReleaseReader, hold_folder, store_folde
 from dpstream.serve.worker import Supervisor
 from dpstream.session.pipeline import Pipeline
 
-__all__ = ["Settings", "check_pipes", "load_token", "serve"]
+__all__ = ["Settings", "check_pipes", "load_token", "read_token", "serve"]
 _LEAVING = 3  # seconds that open answers have when the server stops
 
 
@@ -77,13 +77,14 @@ def serve(
     settings: Settings,
     token: Token,
     *,
+    analysts: Mapping[str, Token] | None = None,
     tell: Callable[[str, str], None],
     say: Callable[[str], None] = lambda words: None,
 ) -> Settings | None:
     """Serve until a signal comes; `tell` gets the addresses of both sides.
 
     Returns settings to serve with again, at the same ports, if the file is to be taken up anew.
-    `say` gets what the operator alone should know.
+    `say` gets what the operator alone should know. `analysts`: whose tokens may ask for queries.
     """
     settings.check()
     with contextlib.ExitStack() as stack:
@@ -122,6 +123,7 @@ def serve(
         operator = OperatorSide(
             pipeline=pipeline,
             token=token,
+            analysts=analysts or {},
             supervisor=supervisor,
             hub=hub,
             most_body=settings.most_body,

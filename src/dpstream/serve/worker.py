@@ -236,6 +236,7 @@ class Supervisor:
     not_reloaded: dict[str, Any] | None = None
     """Why a file was not taken up when that was asked for last."""
     _begun: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    _changing: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
     _kills: int = field(default=0, init=False)
     _said: str = field(default="", init=False)
     _said_at: float = field(default=-_SAYING, init=False)
@@ -266,6 +267,12 @@ class Supervisor:
         else:
             self.to_reload.set()
         return self.not_reloaded
+
+    async def change(self, change: Callable[[], None]) -> None:
+        """Make a change of what is to run, one at a time, and take it up; a refusal is raised."""
+        async with self._changing:
+            await asyncio.to_thread(change)
+            self.to_reload.set()
 
     async def _keep(self) -> None:
         while True:

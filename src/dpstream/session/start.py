@@ -344,7 +344,8 @@ def would_fit(
     """Why queries would not fit into their book together ("": they would); which are charged.
 
     `queries` come with their state directories; `terms` are the book's, where they are declared;
-    `analysts`: who asks for each query, by its name. The book is left as it is, and if there is none, none is made.
+    `analysts`: who asks for each query, by its name. The book is left as it is, and if there is
+    none, none is made.
     """
     known, problem = _own_ledger(ledger, None), ""
     try:

@@ -163,8 +163,8 @@ def load_kept(path: Path, place: Path) -> Pipeline:
 
 def without_ended(pipeline: Pipeline) -> Pipeline:
     """The pipeline without queries that were ended for good meanwhile, or are about to be."""
-    over = {n for n, e in pipeline.changes.endings.items() if e.is_over(pipeline.state / safe_name(n))}
-    gone = list(over)
+    endings, state = pipeline.changes.endings, pipeline.state
+    gone = [name for name, each in endings.items() if each.is_over(state / safe_name(name))]
     with pipeline.open_ledgers() as ledgers:
         for book in pipeline.books:
             for query in book.queries:
