@@ -283,7 +283,7 @@ def test_live_queries_with_equal_triggers_all_read(run, folder, broken):
     assert all(one["operator_only"]["worst_release_delay_seconds"] > 0 for one in told.values()
                if one["triggers_done"])  # fmt: skip
     assert ("failed" in told["b"], "failed" in told["a"]) == (broken, False)
-    assert ("query 'b' has failed, the others went on" in done.err) == broken
+    assert done.err.count("query 'b' has failed; the others go on") == broken
     assert ("b has read nothing" in done.err) == broken
     assert (folder / "live" / "a.csv").exists() == broken
     assert (folder / "live" / "done" / "a.csv").exists() != broken

@@ -97,7 +97,7 @@ def test_a_server_takes_the_file_up_by_signal_and_by_request(tmp_path):
             with suppress(OSError):
                 return server.health()["not_reloaded"]
 
-        until(not_reloaded)
+        until(not_reloaded, seconds=300)  # two starts
         assert server.health()["pipeline"] == "running"
         assert {*shown()} == {"one", "two", "one_2", "three"}
         book = json.loads(server.ask("/ledger", side="operator")[1])["datasets"][0]

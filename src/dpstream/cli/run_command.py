@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from threading import Event, Thread
@@ -15,7 +15,7 @@ import typer
 from typer import Argument, Option
 
 from dpstream.cli.command_options import Anyway, Asker, LogFormat, LogLevel, TakeOver, TokenFile
-from dpstream.cli.output import INTERRUPTED, note, use_log, wants_json
+from dpstream.cli.output import INTERRUPTED, logs_lines, note, use_log, wants_json
 from dpstream.cli.print_releases import about, as_json, in_words, show
 from dpstream.cli.watch import (
     Stopper,
@@ -47,6 +47,7 @@ from dpstream.session.start_pipeline import (
     without_ended,
 )
 
+_LOOK = 0.2  # seconds between two looks at how far queries are
 _KEPT = (
     "what was published, and the exact sums behind it, which leave with noise only",
     "what was charged to the ledger, with digests of what was read",
@@ -270,16 +271,18 @@ def _erase_unit(pipeline: Pipeline, unit: str) -> None:
 def _publish(pipeline: Pipeline, runs: Runs, stopper: Stopper, *, once: bool) -> int:
     """Publish until the end, a signal, or (once) the first trigger from now on."""
     began, count = stopper.now(), 0
+    watching = _stop_after_trigger(runs, began) if once else nullcontext()
     try:
-        with stopper.stop_on_signals(), progress([*runs.runs.values()]) as draw:
+        with stopper.stop_on_signals(), watching, progress([*runs.runs.values()]) as draw:
             for name, release in runs:
                 count += 1
                 zone = runs.runs[name].query.time_zone
                 if not pipeline.sinks:
                     show(release, zone=zone)
-                elif "-" not in pipeline.sinks:
-                    line = as_json(release, rows=False) if wants_json() else in_words(release, zone)
-                    print(line, flush=True)
+                elif wants_json() and "-" not in pipeline.sinks:
+                    print(as_json(release, rows=False), flush=True)
+                elif "-" not in pipeline.sinks and not logs_lines():
+                    print(in_words(release, zone), flush=True)
                 draw()
                 at = about(release)["trigger_time"]
                 live = pipeline.feeds[name].live
@@ -289,13 +292,35 @@ def _publish(pipeline: Pipeline, runs: Runs, stopper: Stopper, *, once: bool) ->
                     runs.stop()
     except Exception as problem:
         if len(runs.failures) == len(runs.runs) or problem not in runs.failures.values():
-            raise
-        for name, failure in runs.failures.items():
-            words = f"query {name!r} has failed, the others went on: {failure}"
-            note(words, level=logging.ERROR)
+            raise  # of others it was told when they failed
     finally:
         runs.close()
     return count
+
+
+@contextmanager
+def _stop_after_trigger(runs: Runs, began: int) -> Iterator[None]:
+    """Stop live queries whose next trigger is over, though it has published nothing.
+
+    That is so for a window that was given up when a backup was put back.
+    """
+    over = Event()
+
+    def watch() -> None:
+        while not over.wait(_LOOK):
+            for run in runs.runs.values():
+                done, schedule = run.steps_done, run.query.schedule
+                at = schedule.time_of(done - 1) if run.live and done else None
+                if at is not None and at >= began:
+                    run.stop()
+
+    watcher = Thread(target=watch, name="dpstream-once", daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watcher.join()
 
 
 def _finish(pipeline: Pipeline, runs: Runs, stopper: Stopper, new_charges: int) -> None:

@@ -22,6 +22,7 @@ from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.ledger.refusals import spent_and_left
 from dpstream.privacy.ledger.store import LedgerPlace
 from dpstream.query.query import Query
+from dpstream.query.windows import iso
 from dpstream.session import Run
 from dpstream.session.budget import AnyQuery
 
@@ -118,8 +119,16 @@ def progress(runs: list[Run]) -> Iterator[Callable[[], None]]:
 def tell_beginnings(runs: Iterable[Run]) -> None:
     """Say, at their first start, which runs begin later than asked, or take over from others."""
     for run in runs:
-        if isinstance(run, QueryRun) and run.is_new and run.beginning.notice:
+        if not isinstance(run, QueryRun) or not run.is_new:
+            continue
+        if run.beginning.notice:
             note(run.beginning.notice)
+        due = run.next_trigger
+        if run.live and run.query.start is not None and run.query.start > run.clock.now() and due:
+            note(
+                f"{run.query.name!r} begins at {iso(run.query.start)}, and is charged with its "
+                f"first trigger, {iso(due)}: until then its place in the book is not held"
+            )
 
 
 def tell_operator(runs: list[Run], places: dict[str, Path | None]) -> None:

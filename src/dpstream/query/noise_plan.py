@@ -266,10 +266,10 @@ def plan_query(query: Query, counters: str | None = None) -> NoisePlan:
         plan = NoisePlan(query, kept=kept)
         try:
             _ = plan.calibrated
-        except InvalidParameter:
+        except InvalidParameter as problem:
             coarser = _coarser(query)
             if coarser is None:
-                raise
+                raise InvalidParameter(f"the query {query.name!r}: {problem}") from None
             query = coarser
         else:
             return plan

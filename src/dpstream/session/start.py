@@ -49,7 +49,7 @@ from dpstream.privacy.state.durable_files import make_directory
 from dpstream.privacy.state.run_directory import ANEW, GivenLedger, keep_book, read_about
 from dpstream.privacy.state.secret import secret_path
 from dpstream.query.series_query import SeriesQuery
-from dpstream.records import CheckedSink, Frame, Sink, Source
+from dpstream.records import CheckedSink, Frame, Sink, Source, fence
 from dpstream.session.budget import refuse_early, was_charged
 from dpstream.session.first_rows import RowSample, refuse_useless, sample_rows
 from dpstream.session.runs import Runs
@@ -194,6 +194,8 @@ def run(
 
 def _checked(started: Run, *, new: bool, anyway: bool) -> Run:
     """A run that may begin: one that is not charged yet is refused if it would be for nothing."""
+    if new:  # what another run has left in the sink, any run but this one, is refused now
+        fence(started.sink, started.query.name, "a run that begins")
     if new and isinstance(started.sink, CheckedSink):
         started.sink.check(started.query.name, started.schema)
     if new and not anyway:
