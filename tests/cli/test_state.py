@@ -279,7 +279,7 @@ def test_what_may_go_is_told_and_goes_when_that_is_asked(run, started):
     other = Path("out") / "notes.csv"
     other.write_text("mine")
     nothing = run("state", "gc", "pipeline.toml")
-    assert "half-written files: 1 files, 3 bytes; a kill has left them" in nothing.out
+    assert "half-written files: 1 file, 3 bytes; a kill has left them" in nothing.out
     assert "kept for ever: releases, served, dead_letters" in nothing.err
     keep(releases="400 days", dead_letters="30 days")
     first = Path("out") / "first-w000000-t000001.csv"

@@ -190,7 +190,7 @@ def _run(args: Sequence[str]) -> int:
         path, engine, who, kept, *words = args
         pipeline = load_kept(Path(path), Path(kept)) if kept else load_current(Path(path))
         pipeline = with_engine(pipeline, engine).asked_by(who)
-        how = {word: word in words for word in ("strict", "anyway", "take_over")}
+        how: dict[str, Any] = {word: word in words for word in ("strict", "anyway", "take_over")}
         again = publish(pipeline, tell=tell, stopped=stop, **how)
     except Exception as problem:
         failed = described(problem)

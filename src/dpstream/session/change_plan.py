@@ -321,8 +321,9 @@ class _Planner:
         if name not in self.known.texts:
             raise StateError("how it was asked is not kept in its state directory")
         going_on = replace(ending, windows=1)
-        known = {"texts": self.known.texts, "asked": self.known.asked}
-        as_it_was = Changes(**known, endings={name: going_on})
+        as_it_was = Changes(
+            texts=self.known.texts, asked=self.known.asked, endings={name: going_on}
+        )
         pipeline = load_pipeline(self.file.path, changes=as_it_was)
         query = next(query for query in pipeline.queries if query.name == name)
         if differences(query, about):
