@@ -6,13 +6,16 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from dpstream.cli.init_command import EXAMPLE
+from dpstream.cli.run_command import _stop_after_trigger
 from dpstream.connectors.files.source import Files
 from dpstream.privacy.ledger.ledger import Ledger
 
@@ -468,3 +471,20 @@ def test_a_bad_file_is_refused_with_its_table_and_key(run, folder, text, message
 def test_a_missing_file_is_named(run):
     """As any other file."""
     assert "No such file or directory: no.toml" in run("run", "no.toml").err
+
+
+def test_once_ends_after_a_trigger_that_publishes_nothing():
+    """As of a window that was given up when a backup was put back; one that has not come is left."""
+
+    class Run:
+        live, steps_done = True, 3
+
+        def __init__(self, first):
+            self.stopped = threading.Event()
+            self.query = SimpleNamespace(schedule=SimpleNamespace(time_of=lambda s: first + s))
+            self.stop = self.stopped.set
+
+    over, ahead = Run(first=8), Run(first=7)
+    with _stop_after_trigger(SimpleNamespace(runs={"over": over, "ahead": ahead}), began=10):
+        assert over.stopped.wait(60)
+    assert not ahead.stopped.is_set()

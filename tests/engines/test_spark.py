@@ -386,7 +386,7 @@ def test_the_page_shows_what_happens(session, tmp_path, monkeypatch):
 
 
 def test_a_changed_pipeline_is_carried_out_as_by_the_embedded_engine(session, tmp_path):
-    """The old query ends with the day, its successor begins there: the same files, byte for byte."""
+    """The old query ends with the day, its successor begins there: the same bytes."""
     found = []
     for name in ("embedded", "spark"):
         place = tmp_path / name
