@@ -474,7 +474,7 @@ def test_a_missing_file_is_named(run):
 
 
 def test_once_ends_after_a_trigger_that_publishes_nothing():
-    """As of a window that was given up when a backup was put back; one that has not come is left."""
+    """As of a window that was given up when a backup was put back; others are left."""
 
     class Run:
         live, steps_done = True, 3

@@ -332,8 +332,20 @@ def test_what_cannot_go_on_begins_with_the_next_period(tmp_path, monkeypatch):
         Grouped.query, source=other, state=tmp_path / "anew", secret=SECRET, ledger=book,
         options=Grouped.options, take_over=True,
     )  # fmt: skip
-    shown = [table["window_start"][0].as_py().hour for table in anew]
-    assert shown == [3, 3, 3]
+    releases = iter(anew)
+    tables = [next(releases)]
+    back_up(tmp_path / "anew", tmp_path / "later.tar")
+    tables += releases
+    assert [table["window_start"][0].as_py().hour for table in tables] == [3, 3, 3]
+    assert spent(book)[0] == before[0]
+    shutil.rmtree(tmp_path / "anew")  # and the one that took over can be put back, too
+    put_back(tmp_path / "later.tar", tmp_path / "anew")
+    again = dps.run(
+        Grouped.query, source=other, state=tmp_path / "anew", secret=SECRET, ledger=book,
+        options=Grouped.options,
+    ).finish()  # fmt: skip
+    assert again.steps_done == 3
+    assert again.beginning.takes_over
     assert spent(book)[0] == before[0]
     with pytest.raises(StateError, match="was ended for good"):
         put_back(tmp_path / "backup.tar", tmp_path / "third")

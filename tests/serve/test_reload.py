@@ -3,6 +3,7 @@
 import json
 import signal
 from contextlib import closing, suppress
+from functools import partial
 
 import pytest
 
@@ -13,9 +14,10 @@ from dpstream.privacy.state.serial import write_packed
 from dpstream.session.change_plan import drop_unbegun, plan_changes, withdraw
 from dpstream.session.changes import Changes, end_due
 from dpstream.session.pipeline import load_pipeline
-from tests.support.processes import until
+from tests.support import processes
 from tests.support.served import served
 
+until = partial(processes.until, seconds=300)  # a server and its worker start several times
 FILE = """
 [source]
 path = "http:"
@@ -97,7 +99,7 @@ def test_a_server_takes_the_file_up_by_signal_and_by_request(tmp_path):
             with suppress(OSError):
                 return server.health()["not_reloaded"]
 
-        until(not_reloaded, seconds=300)  # two starts
+        until(not_reloaded)
         assert server.health()["pipeline"] == "running"
         assert {*shown()} == {"one", "two", "one_2", "three"}
         book = json.loads(server.ask("/ledger", side="operator")[1])["datasets"][0]

@@ -28,6 +28,7 @@ from dpstream.session.budget import AnyQuery
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _OPERATOR_ONLY = "operator only, not private"
+_SOON = 3_600_000_000  # microseconds
 Books = Ledger | LedgerPlace
 """A ledger, or the place of one that may not be there yet."""
 
@@ -124,10 +125,10 @@ def tell_beginnings(runs: Iterable[Run]) -> None:
         if run.beginning.notice:
             note(run.beginning.notice)
         due = run.next_trigger
-        if run.live and run.query.start is not None and run.query.start > run.clock.now() and due:
+        if run.live and due is not None and due - run.clock.now() > _SOON:
             note(
-                f"{run.query.name!r} begins at {iso(run.query.start)}, and is charged with its "
-                f"first trigger, {iso(due)}: until then its place in the book is not held"
+                f"{run.query.name!r} is charged with its first trigger, {iso(due)}: until then its "
+                "place in the book is not held"
             )
 
 

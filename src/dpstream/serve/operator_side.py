@@ -58,7 +58,7 @@ _LETTERS = 1000
 _THREADS = 4  # of its own: a flood on the public side takes none of them
 _ANALYST = "dpstream.analyst"  # of a request: whose token it has; "": the operator's
 _OF_ANALYSTS = ("/ask/", "/asked", "/withdraw/")
-_NAME = "[A-Za-z][A-Za-z0-9_]*"
+_NAME = "^[A-Za-z][A-Za-z0-9_]*$"
 _LONGEST_QUERY = 1 << 16
 _WELL = ("starting", "running", "finished", "not run")
 JSONL = ("application/jsonl", "application/x-ndjson", "application/json-lines", "application/json")
@@ -277,7 +277,7 @@ class OperatorSide(Side):
         named = Parameter(
             "query", "What its releases are called.", place="path", longest=60, pattern=_NAME
         )
-        asked = (401, 422, 429)
+        asked = (401, 403, 422, 429)
         return [
             Endpoint("/health", "Does it run?", self._health, refuses=(*asked, 503), quick=True),
             Endpoint(
@@ -327,7 +327,7 @@ class OperatorSide(Side):
                 method="POST",
                 takes={"application/sql": {"type": "string"}},
                 status=202,
-                refuses=(403, 409, 413, *asked),
+                refuses=(409, 413, *asked),
                 quick=True,
             ),
             Endpoint(
