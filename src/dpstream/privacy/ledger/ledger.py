@@ -208,7 +208,7 @@ class Ledger:
                 )
             if book.terms == terms:
                 return False
-            refuse_too_small(dataset, book.with_budget(terms), self.path)
+            refuse_too_small(dataset, book.with_budget(terms), self.path, had=book.terms)
             self._change({"dataset": dataset, "grown": terms.to_json()}, because, who)
             return True
 

@@ -170,12 +170,14 @@ def _with_epsilon(terms: Terms, amount: Fraction) -> str:
     return f"epsilon = {_short(epsilon)} ({counted})"
 
 
-def refuse_too_small(dataset: str, book: Book, path: LedgerPlace | None = None) -> None:
-    """Refuse a budget that is smaller than what was spent; the book has it already."""
+def refuse_too_small(
+    dataset: str, book: Book, path: LedgerPlace | None = None, *, had: Terms
+) -> None:
+    """Refuse a budget that is smaller than what was spent; the book has it, and `had` another."""
     terms, account, which = book.terms, book.account, book_in_words(dataset, path)
     if account.most > account.total:
         raise BudgetExceeded(
-            f"{which}: {_with_epsilon(terms, Fraction(account.most, GRID))} is spent already, and "
+            f"{which}: {_with_epsilon(had, Fraction(account.most, GRID))} is spent already, and "
             f"the new budget is {_with_epsilon(terms, terms.total)}; a book cannot be made smaller "
             "than what is spent"
         )
