@@ -394,7 +394,7 @@ def test_a_changed_pipeline_is_carried_out_as_by_the_embedded_engine(session, tm
         changed.rows(place)
         path = place / "pipeline.toml"
         for number, epsilon in enumerate((4, "3.9")):
-            changed.write(place, old=changed.asked(epsilon), kept=changed.asked("0.01"))
+            changed.write(place, old=changed.asked(epsilon))
             path.write_text(f'{path.read_text()}\n[engine]\nname = "{name}"\n')
             now, until = (changed.FIRST + day * changed.DAY for day in ((0, 1, 2)[number:][:2]))
             if number:
@@ -405,7 +405,7 @@ def test_a_changed_pipeline_is_carried_out_as_by_the_embedded_engine(session, tm
     (files, lines), (theirs, others) = found
 
     assert files == theirs
-    assert {name.partition("-")[0] for name in files} == {"kept", "old", "old_2"}
+    assert {name.partition("-")[0] for name in files} == {"old", "old_2"}
     for name, line in lines.items():
         assert [line[k] for k in ("amount", "periods", "ended")] == [
             others[name][k] for k in ("amount", "periods", "ended")
