@@ -117,6 +117,7 @@ class Clicks:
 
     def __init__(self, clock: SimulatedClock) -> None:
         self._clock, self._tick = clock, clock.tick
+        self._made: tuple[int, pa.Table] = (-1, None)
 
     def partitions(self) -> list[str]:
         """One."""
@@ -139,8 +140,18 @@ class Clicks:
         first, tick = position or 0, self._tick
         come = (self._clock.now() - START + tick // 2) // tick
         last = min(come if until is None else until, first + DAY // tick)
-        table = rows(first, max(first, last), tick)
+        table = self._rows(first, max(first, last))
         return Batch(table=table, position=max(first, last), done=last <= first)
+
+    def _rows(self, first: int, last: int) -> pa.Table:
+        """Rows of these ticks, cut from an hour that is made at once."""
+        hour = first * self._tick // HOUR
+        ticks = HOUR // self._tick
+        if last > (hour + 1) * ticks:
+            return rows(first, last, self._tick)
+        if self._made[0] != hour:
+            self._made = (hour, rows(hour * ticks, (hour + 1) * ticks, self._tick))
+        return self._made[1].slice((first - hour * ticks) * ROWS, (last - first) * ROWS)
 
     def close(self) -> None:
         """Do nothing."""

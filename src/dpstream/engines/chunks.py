@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import pyarrow as pa
+
 from dpstream.query.column_types import Types
 from dpstream.records import Batch, CheckedSource, Columns, Position, Rejected, Source
 from dpstream.rows.row_batch import RejectedRows, Rows
@@ -125,3 +127,15 @@ class ChunkReader:
         rows, unused = self.reader.read(batch.table, where, arrived=arrived, parsed=parsed)
         self.operator.count(len(batch.table) + len(batch.rejected), unused)
         return rows, [*batch.rejected, *unused.rejected]
+
+    def joined_rows(self, batches: Sequence[Batch], *, arrived: int) -> Rows | None:
+        """The rows of several chunks of a partition, parsed as one.
+
+        None if one of them cannot be used: chunk by chunk it is named by its place.
+        """
+        table = pa.concat_tables(batch.table for batch in batches)
+        rows, unused = self.reader.read(table, "", arrived=arrived)
+        if unused.rejected:
+            return None
+        self.operator.count(len(table) + sum(len(batch.rejected) for batch in batches), unused)
+        return rows
