@@ -116,7 +116,9 @@ def oversize(column: pa.ChunkedArray, most: int) -> parse.Mask:
 def reject(table: pa.Table, reasons: Codes, where: str) -> list[Rejected]:
     """The rows that were marked, with their reasons."""
     bad = np.flatnonzero(reasons)
-    raw = table.take(pa.array(bad)) if len(bad) else table.slice(0, 0)
+    if not len(bad):
+        return []
+    raw = table.take(pa.array(bad))
     columns = [python_values(parse.whole_column(raw[name])) for name in raw.column_names]
     rows = [dict(zip(raw.column_names, cells, strict=True)) for cells in zip(*columns, strict=True)]
     return [
