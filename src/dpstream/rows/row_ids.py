@@ -222,8 +222,9 @@ def _digest(columns: Sequence[NDArray[Any]], key: Words, out: Words | None = Non
     regular = [  # kept until the end: the addresses stay valid; one item for all rows may stay so
         column if column.strides == (0,) else np.ascontiguousarray(column) for column in columns
     ]
-    addresses = [c.ctypes.data + 8 * word for c in regular for word in range(_width(c))]
-    strides = [c.strides[0] for c in regular for _ in range(_width(c))]
+    words = [(c, word) for c in regular for word in range(_width(c))]
+    addresses = [c.__array_interface__["data"][0] + 8 * word for c, word in words]
+    strides = [c.strides[0] for c, _ in words]
     if out is None:
         out = np.empty((len(regular[0]), 2), np.uint64)
     hash_rows(np.array(addresses, np.uint64), np.array(strides, np.uint64), key, out)
