@@ -129,7 +129,7 @@ class ChunkReader:
         return rows, [*batch.rejected, *unused.rejected]
 
     def joined_rows(self, batches: Sequence[Batch], *, arrived: int) -> Rows | None:
-        """The rows of several chunks of a partition, parsed as one.
+        """The rows of several chunks with the same columns, parsed as one.
 
         None if one of them cannot be used: chunk by chunk it is named by its place.
         """

@@ -30,10 +30,7 @@ class Sender:
     def __init__(
         self, sink: Sink | None, query: str, pending: int = MOST_PENDING, *, here: bool = False
     ) -> None:
-        """`here`: who sends has to wait for it anyway; what is written in one step is so at once.
-
-        Threads would only hand it to and fro.
-        """
+        """`here`: who sends waits for it anyway; a sink of one phase is called in the same thread."""
         self._sink, self._query, self._most = sink, query, pending
         self._two_phase = sink if isinstance(sink, TwoPhaseSink) else None
         self._here = here and self._two_phase is None
@@ -61,9 +58,12 @@ class Sender:
         try:
             for publication in publications:
                 self._write(publication)
+            if self._failure is not None:
+                raise self._failure
             done.set_result(tables)
-        except Exception as error:
-            done.set_exception(explain_sink_error(error))
+        except BaseException as error:
+            self._failure = explain_sink_error(error)
+            done.set_exception(self._failure)
         return done
 
     def arrived(self, *, all_of_them: bool) -> list[list[pa.Table]]:

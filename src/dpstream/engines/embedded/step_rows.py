@@ -300,7 +300,7 @@ class LiveInput:
     def _begin(self, step: int, *, replayed: bool) -> None:
         self._before: Positions = {}  # of partitions that this step has moved
         self._ends: Positions = {}  # of those that it has met the end of
-        self._small: dict[str, list[tuple[Position, Batch]]] = {}  # by partition, to be parsed
+        self._small: list[tuple[str, Position, Batch]] = []  # chunks to parse, with their places
         self._waiting = 0  # rows of these
         self._replayed = replayed
         self._forget_removed()
@@ -362,30 +362,30 @@ class LiveInput:
             self.positions[partition] = batch.position
         if not len(batch.table) and not batch.rejected:
             return
-        size, waiting = len(batch.table), self._small.get(partition)
-        other = waiting is not None and waiting[0][1].table.schema != batch.table.schema
-        if other or self._waiting + size > _SMALL:
+        size, small = len(batch.table), self._small
+        if small and (
+            self._waiting + size > _SMALL or small[0][2].table.schema != batch.table.schema
+        ):
             self._parse_small(step, slices)
-        self._small.setdefault(partition, []).append((before, batch))
+        self._small.append((partition, before, batch))
         self._waiting += size
-        if size > _SMALL:  # alone: other queries have parsed it, or will not have to
+        if size > _SMALL:  # alone: what other queries have parsed of it serves this one
             self._parse_small(step, slices)
 
     def _parse_small(self, step: int, slices: StepRows) -> None:
-        """Parse what waits, a partition at once: a call costs as much as a thousand rows."""
-        small, self._small, self._waiting = self._small, {}, 0
-        for partition, waiting in small.items():
-            batches = [batch for _, batch in waiting]
-            several = len(batches) > 1
-            joined = self._chunks.joined_rows(batches, arrived=step) if several else None
-            if joined is not None:
-                self._rejects.add(partition, [row for batch in batches for row in batch.rejected])
-                slices.add(_slices(joined))
-                continue
-            for before, batch in waiting:
+        """Parse the chunks that wait, as one: a call costs as much as a thousand rows."""
+        small, self._small, self._waiting = self._small, [], 0
+        joined = None
+        if len(small) > 1:
+            joined = self._chunks.joined_rows([batch for *_, batch in small], arrived=step)
+        if joined is not None:
+            slices.add(_slices(joined))
+        for partition, before, batch in small:
+            rejected = batch.rejected
+            if joined is None:
                 rows, rejected = self._chunks.rows(partition, before, batch, arrived=step)
-                self._rejects.add(partition, rejected)
                 slices.add(_slices(rows))
+            self._rejects.add(partition, rejected)
 
     def _read_up_to(self, partition: str, target: Position, step: int, slices: StepRows) -> None:
         """Add a partition's rows until a position, from the source, or until the run is stopped."""
