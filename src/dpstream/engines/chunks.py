@@ -120,12 +120,12 @@ class ChunkReader:
     ) -> tuple[Rows, list[Rejected]]:
         """The rows of a chunk, and those of it that cannot be used.
 
-        `arrived`: the step at which it came; None: the rows' times tell.
+        `arrived`: the step at which it came, and was counted; None: the rows' times tell.
         """
         where = batch.where or (partition if position is None else f"{partition} from {position}")
         parsed = batch.parsed if parsed is None else parsed
         rows, unused = self.reader.read(batch.table, where, arrived=arrived, parsed=parsed)
-        self.operator.count(len(batch.table) + len(batch.rejected), unused)
+        self.operator.count(0 if arrived is not None else batch.size, unused)
         return rows, [*batch.rejected, *unused.rejected]
 
     def joined_rows(self, batches: Sequence[Batch], *, arrived: int) -> Rows | None:
@@ -137,5 +137,5 @@ class ChunkReader:
         rows, unused = self.reader.read(table, "", arrived=arrived)
         if unused.rejected:
             return None
-        self.operator.count(len(table) + sum(len(batch.rejected) for batch in batches), unused)
+        self.operator.count(0, unused)
         return rows

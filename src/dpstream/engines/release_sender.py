@@ -30,7 +30,7 @@ class Sender:
     def __init__(
         self, sink: Sink | None, query: str, pending: int = MOST_PENDING, *, here: bool = False
     ) -> None:
-        """`here`: who sends waits for it anyway; a sink of one phase is called in the same thread."""
+        """`here`: who sends waits anyway; a sink of one phase is called in the same thread."""
         self._sink, self._query, self._most = sink, query, pending
         self._two_phase = sink if isinstance(sink, TwoPhaseSink) else None
         self._here = here and self._two_phase is None

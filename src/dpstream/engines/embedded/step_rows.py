@@ -360,8 +360,9 @@ class LiveInput:
         if batch.position is not None:
             self._before.setdefault(partition, before)
             self.positions[partition] = batch.position
-        if not len(batch.table) and not batch.rejected:
+        if not batch.size:
             return
+        self._chunks.operator.read += batch.size  # parsed at the trigger, perhaps, but it is here
         size, small = len(batch.table), self._small
         if small and (
             self._waiting + size > _SMALL or small[0][2].table.schema != batch.table.schema
