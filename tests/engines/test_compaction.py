@@ -10,6 +10,7 @@ import pytest
 
 import dpstream as dps
 from benchmarks.recovery_case import CheckingSink
+from dpstream.engines.embedded import snapshots
 from dpstream.errors import InvalidParameter, NoiseReuse, StateError
 from dpstream.privacy.ledger import ledger as ledgers
 from dpstream.privacy.state import InputLog, journal
@@ -19,7 +20,7 @@ from tests.stored.cases import CLICKS
 from tests.support.fixed import RUN, SECRET
 from tests.support.kill_and_replay import AfterReleases, KindOfRun, kill_and_replay, kill_everywhere
 from tests.support.live_runs import kept_clock, live, settled, start_live
-from tests.support.runs import options, published, spent_on
+from tests.support.runs import options, published, query, spent_on, start, table, write
 
 SERIES = dps.sql(
     """SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 2, privacy_unit = 'w_event',
@@ -176,3 +177,20 @@ def test_a_pipeline_says_how_long_backups_are_kept(tmp_path):
     path.write_text('[retention]\nbackups = "soon"\n' + CLICKS)
     with pytest.raises(InvalidParameter, match=r"\[retention\]: backups must be a timedelta"):
         load_pipeline(path)
+
+
+def most_segments(place):
+    """The most segments that a run with a snapshot at each of 96 triggers has at a time."""
+    asked = replace(
+        query(), window=dps.Tumble("8 hours"), every="5 minutes", end="1970-01-01T08:00"
+    )
+    write(place, table(200))
+    run = start(place, replace(asked, allowed_lateness="0 hours"), every=1)
+    return max(len([*(place / "state" / "segments").iterdir()]) for _ in run)
+
+
+def test_a_snapshot_of_many_small_segments_is_written_anew(tmp_path, monkeypatch):
+    """A file costs more than its bytes: to make, to name in every manifest, to read back."""
+    assert most_segments(tmp_path / "few") < 90
+    monkeypatch.setattr(snapshots, "_FILE", 0)
+    assert most_segments(tmp_path / "many") > 150
