@@ -170,8 +170,8 @@ def test_a_run_goes_on_with_a_ledger_that_was_compacted_meanwhile(tmp_path, alwa
 def test_a_pipeline_says_how_long_backups_are_kept(tmp_path):
     """35 days unless it says otherwise; the ledgers that it opens know."""
     path = tmp_path / "pipeline.toml"
-    for table, days in (("", 35), ('[retention]\nbackups = "90 days"\n', 90)):
-        path.write_text(table + CLICKS)
+    for retention, days in (("", 35), ('[retention]\nbackups = "90 days"\n', 90)):
+        path.write_text(retention + CLICKS)
         with load_pipeline(path).open_ledgers() as opened:
             assert [book._backups for book in opened.values()] == [timedelta(days=days)]
     path.write_text('[retention]\nbackups = "soon"\n' + CLICKS)
@@ -181,11 +181,9 @@ def test_a_pipeline_says_how_long_backups_are_kept(tmp_path):
 
 def most_segments(place):
     """The most segments that a run with a snapshot at each of 96 triggers has at a time."""
-    asked = replace(
-        query(), window=dps.Tumble("8 hours"), every="5 minutes", end="1970-01-01T08:00"
-    )
+    asked = query(window=dps.Tumble("8 hours"), every="5 minutes", allowed_lateness="0 hours")
     write(place, table(200))
-    run = start(place, replace(asked, allowed_lateness="0 hours"), every=1)
+    run = start(place, asked, every=1)
     return max(len([*(place / "state" / "segments").iterdir()]) for _ in run)
 
 
