@@ -79,6 +79,11 @@ class Batch:
     where: str | None = None
     parsed: Any = None
 
+    @property
+    def size(self) -> int:
+        """How many rows were read, with those that were rejected."""
+        return len(self.table) + len(self.rejected)
+
 
 @runtime_checkable
 class Source(Protocol):

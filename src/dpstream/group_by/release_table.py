@@ -213,7 +213,7 @@ def _instants(time: int | None, size: int) -> pa.Array:
     kind = pa.timestamp("us", tz="UTC")
     if time is None:
         return pa.nulls(size, kind)
-    return pa.array(np.full(size, time, np.int64)).view(kind)
+    return pa.repeat(pa.scalar(time, kind), size)
 
 
 def no_keys(query: RowSpec, types: Types) -> pa.Table:
