@@ -59,6 +59,10 @@ def source_column(column: Any, name: str, zone: str) -> pa.Array:
         return pc.cast(array, pa.float64(), safe=False)
     if pa.types.is_timestamp(type_) or pa.types.is_date(type_):
         return as_moment(array, zone)
+    if pa.types.is_list(type_) or pa.types.is_large_list(type_):
+        array = pc.cast(array, pa.list_(type_.value_type))
+        items = source_column(array.values, name, zone)
+        return pa.ListArray.from_arrays(array.offsets, items, mask=pc.is_null(array))
     raise InvalidInput(
         f"column {name!r} holds {type_}, which SQL expressions cannot use; convert it first"
     )

@@ -21,6 +21,7 @@ from sqlglot.tokenizer_core import Token, TokenType
 from dpstream.errors import InvalidParameter, refuse_unwritable
 from dpstream.query.aggregates import Avg, Stddev, Sum, Variance
 from dpstream.sql_compiler.functions import TRUNCATIONS
+from dpstream.sql_compiler.time_functions import DIFFERENCES, UNIT_FIRST
 
 WINDOWS = ("TUMBLE", "HOP", "CUMULATE", "SESSION")
 _EMIT = TokenType.PREWHERE  # a word that this dialect has no other use for
@@ -289,12 +290,25 @@ def _require_select(text: str, tokens: Sequence[Token]) -> None:
 
 
 def _name_units(tree: exp.Expr) -> None:
-    """DAY in DATE_TRUNC(ts, DAY) is a word, not a column."""
+    """DAY in DATE_TRUNC(ts, DAY) is a word, not a column; SAFE.F(x) is F(x), which never fails."""
+    for dot in list(tree.find_all(exp.Dot)):
+        owner, call = dot.this, dot.expression
+        if isinstance(owner, exp.Identifier) and isinstance(call, exp.Anonymous):
+            space = owner.name.upper()
+            if space == "NET":
+                call.set("this", f"NET.{call.name.upper()}")
+            if space in ("NET", "SAFE"):
+                dot.replace(call)
     for call in list(tree.find_all(exp.Anonymous)):
-        if call.name.upper() in TRUNCATIONS and call.expressions:
-            first, last = call.expressions[0], call.expressions[-1]
-            if not isinstance(first, exp.Literal) and isinstance(last, exp.Column):
-                last.replace(exp.var(last.name).update_positions(last.this))
+        name, arguments = call.name.upper(), call.expressions
+        place = {**dict.fromkeys((*TRUNCATIONS, *DIFFERENCES), -1), **dict.fromkeys(UNIT_FIRST, 0)}
+        if name not in place or not arguments:
+            continue
+        if name in TRUNCATIONS and isinstance(arguments[0], exp.Literal):
+            continue
+        unit = arguments[place[name]]
+        if isinstance(unit, exp.Column):
+            unit.replace(exp.var(unit.name).update_positions(unit.this))
 
 
 def _parse_error(text: str, tokens: Sequence[Token], error: ParseError) -> InvalidParameter:
