@@ -23,6 +23,7 @@ from dpstream.query.row_spec import RowSpec
 from dpstream.query.series_query import SeriesQuery
 from dpstream.sql_compiler import from_clause, select, validate
 from dpstream.sql_compiler.expressions import suggestion
+from dpstream.sql_compiler.parameters import Params, bind
 from dpstream.sql_compiler.privacy_clause import OPTIONS, node_of, parameter_of, read_parameters
 from dpstream.sql_compiler.query_builder import QueryBuilder
 from dpstream.sql_compiler.statement import Draft, call_name, parse
@@ -191,10 +192,12 @@ class Compiled:
     """The parameters of the query that were said, by the text or beside it."""
 
 
-def sql(text: str, name: str | None = None, **options: Any) -> Query | SeriesQuery:
+def sql(
+    text: str, name: str | None = None, *, params: Params | None = None, **options: Any
+) -> Query | SeriesQuery:
     """The query that SQL stands for, ready for `dps.run`.
 
-    `name`: what its releases are called. `options`: options of the privacy clause by their names,
+    `name`: what its releases are called. `params`: values of @name, :name or ? in the text. `options`: options of the privacy clause by their names,
     as Python values; they go before those of the text. What would break the promise is refused with
     the offending SQL underlined.
 
@@ -212,10 +215,12 @@ def sql(text: str, name: str | None = None, **options: Any) -> Query | SeriesQue
             f"name must be text, what the releases are called; got a {type(name).__name__}; rows "
             "are given to dps.run(query, source=...)"
         )
-    return compile_sql(text, name, **options).query
+    return compile_sql(text, name, params=params, **options).query
 
 
-def compile_sql(text: str, name: str | None = None, **overrides: Any) -> Compiled:
+def compile_sql(
+    text: str, name: str | None = None, *, params: Params | None = None, **overrides: Any
+) -> Compiled:
     """Compile SQL; `overrides` are options by their names in SQL, and go before the text's.
 
     >>> text = '''SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (delta = 1e-9,
@@ -225,7 +230,8 @@ def compile_sql(text: str, name: str | None = None, **overrides: Any) -> Compile
     >>> compiled.table, compiled.query.keys, compiled.query.aggregates
     ('log', ('page',), (Count(name='clicks'),))
     """
-    draft = Draft(statement=parse(text), overrides=overrides, name=name or "query")
+    statement = bind(parse(text), params)
+    draft = Draft(statement=statement, overrides=overrides, name=name or "query")
     for rule in RULES:
         rule(draft)
     given = frozenset(draft.parameters)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from math import isfinite
+from operator import itemgetter
 from typing import Any, TypeAlias
 
 import pyarrow as pa
@@ -21,6 +22,7 @@ from dpstream.sql_compiler.functions import PARTS, TRUNCATIONS, UNITS, Function
 from dpstream.sql_compiler.sql_values import Value, as_bool, as_text, convert, kind, unify_kinds
 from dpstream.sql_compiler.statement import (
     AGGREGATES,
+    Item,
     Statement,
     call_name,
     canonical,
@@ -175,8 +177,8 @@ def compile_list(compiler: Compiler, node: exp.Expr) -> Compute:
     if call_name(node) in _LISTS:
         return _function(compiler, node, _LISTS[call_name(node)])
     column = node.unnest()
-    if isinstance(column, exp.Column):
-        name = column.name
+    if isinstance(column, exp.Column | Item):
+        name = column.name if isinstance(column, exp.Column) else canonical(column)
         return lambda columns: text_functions.as_list(columns[name])
     if call_name(node) or not isinstance(node, exp.Paren | exp.Anonymous):
         known = ", ".join(_LISTS)
@@ -202,6 +204,11 @@ def _column(compiler: Compiler, node: exp.Expr) -> Compute:
         return value
 
     return compute
+
+
+def _item(compiler: Compiler, node: exp.Expr) -> Compute:
+    """An item of a list that UNNEST made a row of."""
+    return itemgetter(canonical(node))
 
 
 def _list_length(compiler: Compiler, node: exp.Expr) -> Compute:
@@ -537,5 +544,6 @@ BUILDERS: dict[type, tuple[Build, tuple[str, ...]]] = {
     exp.Cast: (_cast, ("to", "safe", "format")),
     exp.TryCast: (_cast, ("to", "safe", "format")),
     exp.Bracket: (_list_item, ("offset", "safe")),
+    Item: (_item, ("number", "place")),
 }
 """What may stand in an expression, and with which arguments; anything else is refused."""

@@ -23,7 +23,7 @@ from sqlglot import exp
 from dpstream.errors import InvalidInput, InvalidParameter
 from dpstream.query.aggregates import Aggregate, Count, CountUnits, Measure, Sum
 from dpstream.records import Integers, Reals
-from dpstream.sql_compiler.expressions import Compiler, Compute, literal_value
+from dpstream.sql_compiler.expressions import Compiler, Compute, compile_list, literal_value
 from dpstream.sql_compiler.from_clause import substitute
 from dpstream.sql_compiler.select import BOUNDS, named_arguments, selected_position
 from dpstream.sql_compiler.sql_values import KINDS, as_bool, source_column
@@ -33,9 +33,11 @@ from dpstream.sql_compiler.statement import (
     RELEASE_COLUMNS,
     WINDOW_COLUMNS,
     Draft,
+    Item,
     call_name,
     canonical,
 )
+from dpstream.sql_compiler.unnest import Unnest
 
 _CLEAR = 2  # a denominator must be so many standard deviations from 0 to have an error bar
 Factors: TypeAlias = dict[str, float]
@@ -77,6 +79,15 @@ class Expression:
         return value.cast(pa.string()) if value.type.equals(KINDS["null"]) else value
 
 
+def columns_read(node: exp.Expr) -> dict[str, None]:
+    """The columns that an expression reads; an item of a list is one."""
+    names: dict[str, None] = {}
+    for part in node.walk(prune=lambda each: isinstance(each, Item)):
+        if isinstance(part, exp.Column | Item):
+            names[canonical(part) if isinstance(part, Item) else part.name] = None
+    return names
+
+
 @dataclass(frozen=True, kw_only=True, repr=False)
 class RowPreparation:
     """Filters and computed columns of a source's rows.
@@ -90,12 +101,15 @@ class RowPreparation:
     computed: tuple[tuple[str, Expression], ...]
     where: Expression | None
     zone: str
+    unnests: tuple[Unnest, ...] = ()
 
     @property
     def text(self) -> str:
         """All that it does, in SQL."""
         computed = [f"{expression.text} AS {name!r}" for name, expression in self.computed]
         text = f"SELECT {', '.join([*map(repr, self.passed), *computed])}"
+        if self.unnests:
+            text += f" FROM EACH ROW, {', '.join(each.text for each in self.unnests)}"
         if self.where is not None:
             text += f" WHERE {self.where.text}"
         return f"{text} IN {self.zone}"
@@ -106,10 +120,22 @@ class RowPreparation:
     def columns_of(self, name: str) -> Sequence[str]:
         """The columns that an expression reads, or the column itself."""
         computed = dict(self.computed)
-        return computed[name].columns if name in computed else (name,)
+        return self._of_source(computed[name].columns) if name in computed else (name,)
+
+    def _of_source(self, names: Iterable[str]) -> Sequence[str]:
+        """The source's columns behind some columns: an item's are those of its list."""
+        lists = {name: each.lists for each in self.unnests for name in (each.item, each.place)}
+        found = [
+            column
+            for name in names
+            for column in (self._of_source(lists[name].columns) if name in lists else (name,))
+        ]
+        return tuple(dict.fromkeys(found))
 
     def __call__(self, table: pa.Table) -> pa.Table:
         """The rows that are wanted, with the query's columns."""
+        for unnest in self.unnests:
+            table = unnest(table, self.zone)
         if self.where is not None:
             table = table.filter(as_bool(self.where.evaluate(table, self.zone)))
         columns = {name: table[name] for name in self.passed}
@@ -297,7 +323,7 @@ class QueryBuilder:
 
     def _expression(self, node: exp.Expr) -> Expression:
         """A compiled expression of the source's columns."""
-        columns = dict.fromkeys(column.name for column in node.find_all(exp.Column))
+        columns = columns_read(node)
         compute = self._compiler.compile(node)
         return Expression(text=canonical(node), columns=tuple(columns), compute=compute)
 
@@ -361,7 +387,7 @@ class QueryBuilder:
     def prepare(self) -> RowPreparation | None:
         """Filters and computed columns; None if rows are used as they are."""
         filters = self._draft.relation.where
-        if not self._computed and not filters:
+        if not self._computed and not filters and not self._draft.relation.unnests:
             return None
         where = None
         if filters:
@@ -369,12 +395,27 @@ class QueryBuilder:
             both = reduce(lambda left, right: exp.And(this=left, expression=right), wrapped)
             where = self._expression(both)
         used = [*self._passed, *(name for each in self._computed.values() for name in each.columns)]
+        unnests = tuple(self._unnest(*each) for each in self._draft.relation.unnests)
+        used += [name for each in unnests for name in each.lists.columns]
+        made = {name for each in unnests for name in (each.item, each.place)}
+        read = dict.fromkeys([*used, *(where.columns if where else ())])
         return RowPreparation(
-            columns=tuple(dict.fromkeys([*used, *(where.columns if where else ())])),
+            columns=tuple(name for name in read if name not in made),
             passed=tuple(dict.fromkeys(self._passed)),
             computed=tuple(self._computed.items()),
             where=where,
             zone=self._zone,
+            unnests=unnests,
+        )
+
+    def _unnest(self, item: Item, place: Item | None, outer: bool) -> Unnest:
+        compute = compile_list(self._compiler, item.this)
+        columns = tuple(columns_read(item.this))
+        return Unnest(
+            item=canonical(item),
+            lists=Expression(text=canonical(item.this), columns=columns, compute=compute),
+            outer=outer,
+            place=None if place is None else canonical(place),
         )
 
     def finish(self) -> PostProcessing | None:

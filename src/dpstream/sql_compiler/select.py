@@ -26,8 +26,7 @@ BOUNDS = "contribution_bounds_per_row"
 
 def name_keys(draft: Draft) -> None:
     """Name the keys by their aliases; GROUP BY takes columns, expressions, aliases and numbers."""
-    group = draft.select.args.get("group")
-    for node in [] if group is None else group.expressions:
+    for node in _grouped(draft):
         item = _selected_item(draft, node)
         if _is_window_column(draft, item):
             draft.windowed = True
@@ -47,6 +46,21 @@ def name_keys(draft: Draft) -> None:
         if name in draft.keys:
             raise draft.refusal(node, f"the key {name} is listed twice", "list it once")
         draft.keys[name] = expression
+
+
+def _grouped(draft: Draft) -> list[exp.Expr]:
+    """What GROUP BY lists; ALL stands for every column of SELECT that is no aggregate."""
+    group = draft.select.args.get("group")
+    if group is None:
+        return []
+    if not group.args.get("all"):
+        return list(group.expressions)
+    constants = exp.Literal | exp.Null | exp.Boolean
+    return [
+        item
+        for item in draft.select.expressions
+        if not any(find_calls(item, AGGREGATES)) and not isinstance(item.unalias(), constants)
+    ]
 
 
 def _selected_item(draft: Draft, node: exp.Expr) -> exp.Expr:

@@ -67,6 +67,12 @@ class WindowTable(exp.Expression):
     }
 
 
+class Item(exp.Expression):
+    """An item of the list `this`, which UNNEST made a row of; or its `place`, counted from 0."""
+
+    arg_types: ClassVar[dict[str, bool]] = {"this": True, "number": False, "place": False}
+
+
 class Emit(exp.Expression):
     """EMIT EVERY interval; EMIT ON WINDOW CLOSE (without `every`); `other`: anything else."""
 
@@ -81,6 +87,23 @@ def _with_position(parse: Callable[[Any], Any]) -> Callable[[Any], Any]:
         return parse(self).update_positions(name)
 
     return parse_call
+
+
+def _item_text(self: Any, node: exp.Expr) -> str:
+    """UNNEST(list), with a number from the second one of the same list on."""
+    number, word = node.args.get("number"), "OFFSET OF " if node.args.get("place") else ""
+    return f"{word}UNNEST({self.sql(node, 'this')}){f' #{number + 1}' if number else ''}"
+
+
+def _at_its_place(parse: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A parser of a parameter that notes where it stands."""
+
+    def parse_parameter(self: Any) -> Any:
+        token = self._prev
+        node = parse(self)
+        return None if node is None else node.update_positions(token)
+
+    return parse_parameter
 
 
 class PrivateSql(Dialect):
@@ -108,6 +131,10 @@ class PrivateSql(Dialect):
         FUNCTION_PARSERS: ClassVar[dict[str, Callable[..., Any]]] = {
             **{name: _with_position(parser.Parser.FUNCTION_PARSERS[name]) for name in _CALLS},
             **{name: _with_position(lambda self: self._parse_window_table()) for name in WINDOWS},
+        }
+        PLACEHOLDER_PARSERS: ClassVar[dict[TokenType, Callable[..., Any]]] = {
+            token: _at_its_place(parse)
+            for token, parse in parser.Parser.PLACEHOLDER_PARSERS.items()
         }
         QUERY_MODIFIER_PARSERS: ClassVar[dict[TokenType, Callable[..., Any]]] = {
             **parser.Parser.QUERY_MODIFIER_PARSERS,
@@ -154,6 +181,7 @@ class PrivateSql(Dialect):
             PrivacyClause: lambda self, node: "WITH DIFFERENTIAL_PRIVACY",
             WindowTable: lambda self, node: f"{node.args['kind']}({self.sql(node, 'this')}, ...)",
             Emit: lambda self, node: "EMIT",
+            Item: _item_text,
         }
 
 
@@ -343,10 +371,14 @@ class Relation:
     """Expressions of the table's columns, by name."""
     open: bool = True
     """Are other columns of the table there too, as they are?"""
+    without: set[str] = field(default_factory=set)
+    """Columns that SELECT * EXCEPT left out."""
     where: list[exp.Expr] = field(default_factory=list)
     window: WindowTable | None = None
     names: set[str] = field(default_factory=set)
     """What columns may be qualified with."""
+    unnests: list[tuple[Item, Item | None, bool]] = field(default_factory=list)
+    """Lists whose items are rows: the item, its place if wanted, and are rows without items kept?"""
 
 
 @dataclass(kw_only=True)

@@ -19,9 +19,10 @@ from dpstream.sql_compiler.statement import (
     other_clauses,
     present_args,
 )
+from dpstream.sql_compiler.unnest import is_unnest
 
 _ALLOWED_CLAUSES = {
-    *("hint", "expressions", "with_", "from_", "where", "group", "having"),
+    *("hint", "expressions", "with_", "from_", "joins", "where", "group", "having"),
     *("order", "limit", "offset", "emit"),
 }
 _REFUSED_CLAUSES = {
@@ -74,7 +75,7 @@ def refuse_unknown_clauses(draft: Draft) -> None:
         raise draft.refusal(node, *_REFUSED_CLAUSES.get(name, unknown))
     group = draft.select.args.get("group")
     if group is not None and (
-        present_args(group) - {"expressions"} or group.find(exp.Rollup, exp.Cube)
+        present_args(group) - {"expressions", "all"} or group.find(exp.Rollup, exp.Cube)
     ):
         raise draft.refusal(
             group, "only plain columns can be grouped by", "run a query for each set of keys"
@@ -84,6 +85,8 @@ def refuse_unknown_clauses(draft: Draft) -> None:
 def refuse_joins(draft: Draft) -> None:
     """No joins anywhere, tables separated by commas included."""
     for node in draft.select.find_all(exp.Join, exp.Lateral, exp.Unnest):
+        if is_unnest(node) or isinstance(node.parent, exp.Join | exp.In):
+            continue  # a row meets its own list
         raise draft.refusal(node, *_REFUSED_CLAUSES["JOINS"])
 
 
@@ -282,8 +285,8 @@ def require_source_columns(draft: Draft) -> None:
             reason = f"{what} must be a column's name; got {name!r}"
             raise draft.refusal(node, reason, "name a column")
         expression = relation.columns.get(name)
-        if expression is None and not relation.open:
-            known = ", ".join(relation.columns)
+        if expression is None and (not relation.open or name in relation.without):
+            known = "EXCEPT leaves it out" if relation.open else ", ".join(relation.columns)
             reason = f"{name} is not among the columns of the subquery: {known}"
             raise draft.refusal(node, reason, "select it there")
         if isinstance(expression, exp.Column):
