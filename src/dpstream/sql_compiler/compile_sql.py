@@ -10,6 +10,7 @@ import dataclasses
 import re
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass
+from pathlib import Path
 from typing import Any
 
 from sqlglot import exp
@@ -27,6 +28,7 @@ from dpstream.sql_compiler.parameters import Params, bind
 from dpstream.sql_compiler.privacy_clause import OPTIONS, node_of, parameter_of, read_parameters
 from dpstream.sql_compiler.query_builder import QueryBuilder
 from dpstream.sql_compiler.statement import Draft, call_name, parse
+from dpstream.sql_compiler.user_functions import Functions, user_functions
 
 _PRIVACY_UNITS = ("user", "event", "w_event")
 _SERIES_OPTIONS = ("w", "mechanism", "mechanism_options")
@@ -193,11 +195,18 @@ class Compiled:
 
 
 def sql(
-    text: str, name: str | None = None, *, params: Params | None = None, **options: Any
+    text: str,
+    name: str | None = None,
+    *,
+    params: Params | None = None,
+    functions: Functions | None = None,
+    **options: Any,
 ) -> Query | SeriesQuery:
     """The query that SQL stands for, ready for `dps.run`.
 
-    `name`: what its releases are called. `params`: values of @name, :name or ? in the text. `options`: options of the privacy clause by their names,
+    `name`: what its releases are called. `params`: values of @name, :name or ? in the text.
+    `functions`: functions in Python that it may call, by name: trusted code, of one row alone.
+    `options`: options of the privacy clause by their names,
     as Python values; they go before those of the text. What would break the promise is refused with
     the offending SQL underlined.
 
@@ -215,13 +224,21 @@ def sql(
             f"name must be text, what the releases are called; got a {type(name).__name__}; rows "
             "are given to dps.run(query, source=...)"
         )
-    return compile_sql(text, name, params=params, **options).query
+    return compile_sql(text, name, params=params, functions=functions, **options).query
 
 
 def compile_sql(
-    text: str, name: str | None = None, *, params: Params | None = None, **overrides: Any
+    text: str,
+    name: str | None = None,
+    *,
+    params: Params | None = None,
+    functions: Functions | None = None,
+    folder: Path | None = None,
+    **overrides: Any,
 ) -> Compiled:
     """Compile SQL; `overrides` are options by their names in SQL, and go before the text's.
+
+    `folder`: where modules of `functions` are looked for, too.
 
     >>> text = '''SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (delta = 1e-9,
     ...   privacy_unit_column = user_id, max_groups_contributed = 4) page, COUNT(*) AS clicks
@@ -232,6 +249,7 @@ def compile_sql(
     """
     statement = bind(parse(text), params)
     draft = Draft(statement=statement, overrides=overrides, name=name or "query")
+    draft.functions = user_functions(functions, folder)
     for rule in RULES:
         rule(draft)
     given = frozenset(draft.parameters)

@@ -6,7 +6,7 @@ Logic has three values, as in SQL: NULL where a comparison meets NULL.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from math import isfinite
 from operator import itemgetter
@@ -49,6 +49,8 @@ class Compiler:
 
     statement: Statement
     zone: str
+    functions: Mapping[str, Any] = field(default_factory=dict)
+    """Functions in Python (`UserFunction`), by their names in capitals."""
 
     def compile(self, node: exp.Expr) -> Compute:
         """The function of the columns that an expression stands for."""
@@ -77,7 +79,7 @@ class Compiler:
         small = type(value) in (int, float) and abs(value) < _INTEGERS
         fits = {
             int: small and type(value) is int,
-            float: small or isinstance(value, float) and isfinite(value),
+            float: small or (isinstance(value, float) and isfinite(value)),
             str: isinstance(value, str),
         }
         if not fits.get(wanted):
@@ -233,8 +235,10 @@ def _call(compiler: Compiler, node: exp.Expr) -> Compute:
             f"take an item, {canonical(node)}[OFFSET(0)], or FROM table, "
             f"UNNEST({canonical(node)}) AS item",
         )
+    if name in compiler.functions:
+        return _user_call(compiler, node, compiler.functions[name])
     if name not in FUNCTIONS:
-        known = [*AGGREGATES, *known_functions()]
+        known = [*AGGREGATES, *known_functions(), *compiler.functions]
         raise compiler.statement.refusal(
             node, f"there is no function {name}", suggestion(name, known)
         )
@@ -269,6 +273,18 @@ def _function(compiler: Compiler, node: exp.Expr, function: Function) -> Compute
                 node, f"{name} cannot use its constants: {error}", "correct them"
             ) from None
     return lambda columns: apply(lambda argument: argument(columns))
+
+
+def _user_call(compiler: Compiler, node: exp.Expr, function: Any) -> Compute:
+    """A function in Python."""
+    inputs = [compiler.compile(each) for each in node.expressions]
+    if not inputs or not function.takes(len(inputs)):
+        raise compiler.statement.refusal(
+            node,
+            f"{function.reference} does not take {len(inputs)} columns",
+            "give as many as it has parameters, at least one",
+        )
+    return lambda columns: function(compiler.zone, *(each(columns) for each in inputs))
 
 
 def _truncation(compiler: Compiler, node: exp.Expr) -> Compute:

@@ -70,7 +70,7 @@ def _relation(draft: Draft, node: exp.Expr, tables: dict[str, Relation]) -> Rela
             raise draft.refusal(window, "a window of windows", "use one window")
         relation.window = window
     elif isinstance(node, exp.Table) and isinstance(node.this, exp.Identifier):
-        if present_args(node) - {"this", "alias"}:
+        if present_args(node) - {"this", "alias", "db", "catalog"}:
             raise draft.refusal(
                 node, f"{canonical(node)} is more than a table's name", "name a table: FROM clicks"
             )

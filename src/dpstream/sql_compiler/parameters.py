@@ -107,10 +107,7 @@ def _number(name: str, value: Any) -> exp.Expr:
     if not isfinite(value):
         raise InvalidParameter(f"the parameter {name!r} must be finite; got {value}")
     if isinstance(value, Fraction):
-        if value.denominator == 1:
-            value = value.numerator
-        else:
-            value = float(value)
+        value = value.numerator if value.denominator == 1 else float(value)
     number = exp.Literal.number(repr(abs(value)) if isinstance(value, float) else str(abs(value)))
     return exp.Neg(this=number) if value < 0 else number
 
@@ -138,5 +135,3 @@ def read_param(text: str) -> Any:
         except ValueError:
             continue
     return text
-
-

@@ -36,6 +36,7 @@ from dpstream.sql_compiler.statement import (
     Item,
     call_name,
     canonical,
+    find_calls,
 )
 from dpstream.sql_compiler.unnest import Unnest
 
@@ -51,6 +52,8 @@ class Expression:
     text: str
     columns: tuple[str, ...]
     compute: Compute = field(compare=False)
+    functions: tuple[str, ...] = ()
+    """Functions in Python that it calls, and where they are."""
 
     def evaluate(self, table: pa.Table, zone: str) -> pa.Array:
         """The values of the expression for the rows of a table."""
@@ -77,6 +80,12 @@ class Expression:
         if isinstance(value, pa.ChunkedArray):
             value = value.combine_chunks()
         return value.cast(pa.string()) if value.type.equals(KINDS["null"]) else value
+
+
+def _using(expressions: Iterable[Expression | None]) -> str:
+    """Which functions in Python are called, and where they are."""
+    used = sorted({text for each in expressions if each is not None for text in each.functions})
+    return f" USING {', '.join(used)}" if used else ""
 
 
 def columns_read(node: exp.Expr) -> dict[str, None]:
@@ -112,7 +121,8 @@ class RowPreparation:
             text += f" FROM EACH ROW, {', '.join(each.text for each in self.unnests)}"
         if self.where is not None:
             text += f" WHERE {self.where.text}"
-        return f"{text} IN {self.zone}"
+        parts = [each for _, each in self.computed] + [each.lists for each in self.unnests]
+        return f"{text} IN {self.zone}{_using([*parts, self.where])}"
 
     def __repr__(self) -> str:
         return self.text
@@ -223,7 +233,12 @@ class PostProcessing:
             f"OFFSET {self.offset}" if self.offset else "",
             f"IN {self.zone}",
         )
-        return " ".join(filter(None, parts))
+        used = [
+            *(each.value for each in self.columns),
+            self.having,
+            *(by for by, _, _ in self.order),
+        ]
+        return " ".join(filter(None, parts)) + _using(used)
 
     def __repr__(self) -> str:
         return self.text
@@ -311,7 +326,9 @@ class QueryBuilder:
     def __init__(self, draft: Draft) -> None:
         self._draft, parameters = draft, draft.parameters
         self._zone = str(parameters.get("time_zone", "UTC"))
-        self._compiler = Compiler(statement=draft.statement, zone=self._zone)
+        self._compiler = Compiler(
+            statement=draft.statement, zone=self._zone, functions=draft.functions
+        )
         passed = ("privacy_unit_column", "time_column", "arrival_column")
         self._passed: list[str] = [parameters[name] for name in passed if name in parameters]
         self._computed: dict[str, Expression] = {}
@@ -325,7 +342,16 @@ class QueryBuilder:
         """A compiled expression of the source's columns."""
         columns = columns_read(node)
         compute = self._compiler.compile(node)
-        return Expression(text=canonical(node), columns=tuple(columns), compute=compute)
+        return Expression(
+            text=canonical(node),
+            columns=tuple(columns),
+            compute=compute,
+            functions=self._functions(node),
+        )
+
+    def _functions(self, node: exp.Expr) -> tuple[str, ...]:
+        known = self._draft.functions
+        return tuple(sorted({known[call_name(call)].text for call in find_calls(node, known)}))
 
     def _add_key(self, name: str, node: exp.Expr) -> None:
         """A column to group by, under its own name."""
@@ -413,7 +439,12 @@ class QueryBuilder:
         columns = tuple(columns_read(item.this))
         return Unnest(
             item=canonical(item),
-            lists=Expression(text=canonical(item.this), columns=columns, compute=compute),
+            lists=Expression(
+                text=canonical(item.this),
+                columns=columns,
+                compute=compute,
+                functions=self._functions(item.this),
+            ),
             outer=outer,
             place=None if place is None else canonical(place),
         )

@@ -257,7 +257,8 @@ def require_bounded_aggregates(draft: Draft) -> None:
                 raise draft.refusal(
                     call,
                     f"{function} has no argument {name}",
-                    f"known are {', '.join(sorted(known))}" if known else "leave it out",
+                    _other_argument(name, function, argument, named[name])
+                    or (f"known are {', '.join(sorted(known))}" if known else "leave it out"),
                 )
         bounds = named.get(BOUNDS)
         bounded = isinstance(bounds, exp.Tuple) and len(bounds.expressions) == 2
@@ -272,6 +273,18 @@ def require_bounded_aggregates(draft: Draft) -> None:
             )
         elif isinstance(argument, exp.Star) and function != "COUNT":
             raise draft.refusal(call, f"{function}(*) has no meaning", "name a column")
+
+
+def _other_argument(name: str, function: str, argument: exp.Expr, value: exp.Expr) -> str | None:
+    """What to write in place of BigQuery's bounds of all rows of a unit in a group."""
+    if name != "contribution_bounds_per_group":
+        return None
+    if function in BOUNDED_AGGREGATES:
+        return (
+            f"write {function}({canonical(argument)}, {BOUNDS} => {canonical(value)}); of a unit's "
+            "rows in a group max_rows_per_group count"
+        )
+    return f"write {function}({canonical(argument)}), and max_rows_per_group in OPTIONS"
 
 
 def _require_unit(draft: Draft, call: exp.Expr, distinct: exp.Expr) -> None:

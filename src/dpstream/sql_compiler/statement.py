@@ -9,7 +9,7 @@ is a string, "name" and `name` are names.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -143,7 +143,8 @@ class PrivateSql(Dialect):
 
         def _parse_hint(self) -> Any:
             """The clause stands where other dialects have their hints: right after SELECT."""
-            if not self._match_text_seq("WITH", "DIFFERENTIAL_PRIVACY"):
+            named = self._match_text_seq("WITH", "DIFFERENTIAL_PRIVACY")
+            if not named and not self._match_text_seq("WITH", "ANONYMIZATION"):
                 return super()._parse_hint()
             place = self._prev
             options: list[Any] = []
@@ -378,7 +379,7 @@ class Relation:
     names: set[str] = field(default_factory=set)
     """What columns may be qualified with."""
     unnests: list[tuple[Item, Item | None, bool]] = field(default_factory=list)
-    """Lists whose items are rows: the item, its place if wanted, and are rows without items kept?"""
+    """Lists whose items are rows: the item, its place if wanted, are rows without items kept?"""
 
 
 @dataclass(kw_only=True)
@@ -388,6 +389,8 @@ class Draft:
     statement: Statement
     overrides: dict[str, Any]
     name: str = "query"
+    functions: Mapping[str, Any] = field(default_factory=dict)
+    """Functions in Python (`UserFunction`), by their names in capitals."""
     parameters: dict[str, Any] = field(default_factory=dict)
     """Of the query, by their names in `Query`."""
     relation: Relation = field(default_factory=lambda: Relation(table=""))

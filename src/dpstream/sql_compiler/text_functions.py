@@ -21,7 +21,8 @@ _MISSING = object()
 _DEEPEST = 100  # levels of a JSON document: more than people write, far less than Python's stack
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 _STEP = re.compile(
-    r"""\.(?P<name>[A-Za-z_$][\w$-]*) | \[(?P<at>\d{1,9})\] | \.?\[?(?P<quote>["'])(?P<quoted>.+?)(?P=quote)\]?""",
+    r"""\.(?P<name>[A-Za-z_$][\w$-]*) | \[(?P<at>\d{1,9})\]
+    | \.?\[?(?P<quote>["'])(?P<quoted>.+?)(?P=quote)\]?""",
     re.VERBOSE,
 )
 Path: TypeAlias = Sequence[str | int]

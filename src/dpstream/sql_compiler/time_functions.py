@@ -115,7 +115,7 @@ def shift(what: str, sign: int, zone: str, value: Value, count: Value, unit: str
         return in_calendar(pc.cast(pc.cast(days, pa.int32()), pa.date32()))
     if unit in _MONTHS:
         raise InvalidInput(
-            f"a {unit} has no fixed length, and this shifts an instant; use DATE(...) of it, or days"
+            f"a {unit} has no fixed length, and this moves an instant; use DATE(...) of it, or days"
         )
     size = FIXED_UNITS[unit]
     near = only_where(pc.less(pc.abs(count), 2**60 // size), count)

@@ -56,8 +56,14 @@ def require_one_select(draft: Draft) -> None:
         )
 
 
+_CLAUSE = {"epsilon", "privacy_unit_column"}
+"""With these options beside it, SQL is private without a clause of its own."""
+
+
 def require_privacy_clause(draft: Draft) -> None:
     """The statement has the privacy clause."""
+    if draft.select.args.get("hint") is None and draft.overrides.keys() >= _CLAUSE:
+        draft.select.set("hint", PrivacyClause(expressions=[]))  # all of it was said beside it
     if not isinstance(draft.select.args.get("hint"), PrivacyClause):
         first = draft.select.expressions[0] if draft.select.expressions else None
         raise draft.refusal(
@@ -223,7 +229,7 @@ def refuse_unsafe_calls(draft: Draft) -> None:
     for call in draft.select.find_all(exp.Anonymous):
         name = call_name(call)
         meant = closest_word(name, AGGREGATES)
-        if meant and name not in {*AGGREGATES, *known_functions()}:
+        if meant and name not in {*AGGREGATES, *known_functions(), *draft.functions}:
             raise draft.refusal(call, f"there is no function {name}", f"did you mean {meant}?")
     for node in draft.select.find_all(exp.Filter):
         raise draft.refusal(
