@@ -71,6 +71,9 @@ def _relation(draft: Draft, node: exp.Expr, tables: dict[str, Relation]) -> Rela
         relation.window = window
     elif isinstance(node, exp.Table) and isinstance(node.this, exp.Identifier):
         if present_args(node) - {"this", "alias", "db", "catalog"}:
+            if node.args.get("sample"):
+                reason = "TABLESAMPLE draws rows at random, outside of the ledger"
+                raise draft.refusal(node, reason, "leave it out")
             raise draft.refusal(
                 node, f"{canonical(node)} is more than a table's name", "name a table: FROM clicks"
             )

@@ -26,6 +26,7 @@ from dpstream.sql_compiler.time_functions import DIFFERENCES, UNIT_FIRST
 WINDOWS = ("TUMBLE", "HOP", "CUMULATE", "SESSION")
 _EMIT = TokenType.PREWHERE  # a word that this dialect has no other use for
 _CALLS = ("CAST", "SAFE_CAST", "TRY_CAST", "EXTRACT")  # calls with a grammar of their own
+_WINDOW_ARGUMENTS = ("TIMECOL", "SLIDE", "STEP", "SIZE")  # Flink's names, in order
 _LONGEST = 100_000  # characters
 _BEGINNINGS = (TokenType.SELECT, TokenType.WITH, TokenType.L_PAREN)
 _SHAPE = (
@@ -157,9 +158,16 @@ class PrivateSql(Dialect):
 
         def _parse_window_table(self) -> Any:
             kind = self._tokens[self._index - 2].text.upper()
+            self._match_text_seq("DATA", "=>")
             self._match(TokenType.TABLE)
             table = self._parse_table()
-            rest = self._parse_csv(self._parse_assignment) if self._match(TokenType.COMMA) else []
+            if self._match(TokenType.PARTITION_BY):  # of a session, which is refused
+                self._parse_assignment()
+            rest = self._parse_csv(self._parse_lambda) if self._match(TokenType.COMMA) else []
+            if rest and all(isinstance(each, exp.Kwarg) for each in rest):
+                named = {each.this.name.upper(): each.expression for each in rest}
+                if set(named) <= set(_WINDOW_ARGUMENTS):
+                    rest = [named[name] for name in _WINDOW_ARGUMENTS if name in named]
             time = rest.pop(0) if rest else None
             return self.expression(WindowTable(kind=kind, this=table, time=time, expressions=rest))
 
@@ -330,6 +338,8 @@ def _name_units(tree: exp.Expr) -> None:
                 dot.replace(call)
     for call in list(tree.find_all(exp.Anonymous)):
         name, arguments = call.name.upper(), call.expressions
+        if name == "TABLE" and len(arguments) == 1 and isinstance(arguments[0], WindowTable):
+            call.replace(arguments[0])  # TABLE(TUMBLE(...)), as Flink has it
         place = {**dict.fromkeys((*TRUNCATIONS, *DIFFERENCES), -1), **dict.fromkeys(UNIT_FIRST, 0)}
         if name not in place or not arguments:
             continue
@@ -350,6 +360,10 @@ def _parse_error(text: str, tokens: Sequence[Token], error: ParseError) -> Inval
         span = (max(end - max(len(str(about.get("highlight") or "x")), 1), 0), end)
         at = next((n for n, token in enumerate(tokens) if end and token.end + 1 >= end), None)
         beside = () if at is None else (at, at - 1, at + 1)
+        near = () if at is None else tokens[max(at - 3, 0) : at + 1]
+        if any(token.token_type == TokenType.COLON for token in near):
+            reason = "this cannot be read as SQL: a colon does not take a field of a value"
+            return refusal(text, span, reason, "write JSON_VALUE(column, '$.name')")
         for token in (tokens[n] for n in beside if n in range(len(tokens))):
             meant = closest_word(token.text, _WORDS)
             if meant and not token.text.upper().startswith(meant):  # "orders" may be meant

@@ -23,6 +23,7 @@ from dpstream.sql_compiler.sql_values import (
     Value,
     also_for_scalars,
     as_date,
+    as_float,
     as_integer,
     as_moment,
     as_text,
@@ -101,7 +102,7 @@ def _floor_divide(value: Value, by: int) -> Value:
 def shift(what: str, sign: int, zone: str, value: Value, count: Value, unit: str) -> Value:
     """A time so many units later. Of an instant a day is 24 hours; a month ends by its last day."""
     count = as_integer(count)
-    count = only_where(pc.less(pc.abs(pc.cast(count, pa.float64())), 2.0**62), count)
+    count = only_where(pc.less(pc.abs(as_float(count)), 2.0**62), count)
     by_days = unit in _DAYS or unit in _MONTHS
     if what == "DATE" and kind(value) in ("text", "null") and by_days:
         value = as_date(value, zone)

@@ -34,7 +34,7 @@ _REFUSED_CLAUSES = {
         "DISTINCT compares the rows of several units",
         "group by the columns, or use COUNT(DISTINCT unit)",
     ),
-    "LATERALS": ("LATERAL makes several rows of one", "split rows before they are read"),
+    "LATERALS": ("LATERAL is not known", "write FROM log, UNNEST(tags) AS tag"),
     "QUALIFY": ("QUALIFY ranks rows of several units", "use HAVING on the published values"),
     "WINDOWS": ("a window function looks at other rows", "use TUMBLE for windows of time"),
     "SAMPLE": ("TABLESAMPLE draws rows at random, outside of the ledger", "leave it out"),
@@ -81,7 +81,8 @@ def refuse_unknown_clauses(draft: Draft) -> None:
         raise draft.refusal(node, *_REFUSED_CLAUSES.get(name, unknown))
     group = draft.select.args.get("group")
     if group is not None and (
-        present_args(group) - {"expressions", "all"} or group.find(exp.Rollup, exp.Cube)
+        present_args(group) - {"expressions", "all"}
+        or group.find(exp.Rollup, exp.Cube, exp.GroupingSets)
     ):
         raise draft.refusal(
             group, "only plain columns can be grouped by", "run a query for each set of keys"
@@ -93,7 +94,8 @@ def refuse_joins(draft: Draft) -> None:
     for node in draft.select.find_all(exp.Join, exp.Lateral, exp.Unnest):
         if is_unnest(node) or isinstance(node.parent, exp.Join | exp.In):
             continue  # a row meets its own list
-        raise draft.refusal(node, *_REFUSED_CLAUSES["JOINS"])
+        lateral = isinstance(node, exp.Lateral) or isinstance(node.this, exp.Lateral)
+        raise draft.refusal(node, *_REFUSED_CLAUSES["LATERALS" if lateral else "JOINS"])
 
 
 def refuse_window_functions(draft: Draft) -> None:
@@ -185,6 +187,19 @@ _CLOCK = (
     "use the time column, or a constant such as TIMESTAMP '2024-05-01'",
 )
 _REFUSED_CALLS = (
+    (
+        {f"ANON_{name}" for name in (*AGGREGATES, "PERCENTILE_CONT", "QUANTILES")},
+        "has another name here",
+        (
+            "write COUNT(*) or another aggregate, with contribution_bounds_per_row where values are "
+            "summed"
+        ),
+    ),
+    (
+        {f"{kind}_{edge}" for kind in ("TUMBLE", "HOP", "SESSION") for edge in ("START", "END")},
+        "is not known",
+        "write FROM TUMBLE(table, DESCRIPTOR(time), INTERVAL '1' HOUR), and select window_start",
+    ),
     ({*_CLOCK_WORDS, "NOW", "GETDATE", "TODAY", "PROCTIME", "UNIX_TIMESTAMP"}, *_CLOCK),
     (
         {
@@ -224,7 +239,7 @@ def refuse_unsafe_calls(draft: Draft) -> None:
         if name in _CLOCK_WORDS and not column.this.args.get("quoted"):
             raise draft.refusal(column, f"{name} {reason}", fix)
     for names, reason, fix in _REFUSED_CALLS:
-        for call in find_calls(draft.select, names):
+        for call in find_calls(draft.select, names - draft.functions.keys()):
             raise draft.refusal(call, f"{call_name(call)} {reason}", fix)
     for call in draft.select.find_all(exp.Anonymous):
         name = call_name(call)
