@@ -190,10 +190,7 @@ _REFUSED_CALLS = (
     (
         {f"ANON_{name}" for name in (*AGGREGATES, "PERCENTILE_CONT", "QUANTILES")},
         "has another name here",
-        (
-            "write COUNT(*) or another aggregate, with contribution_bounds_per_row where values are "
-            "summed"
-        ),
+        "write COUNT(*) or another aggregate, with contribution_bounds_per_row for values",
     ),
     (
         {f"{kind}_{edge}" for kind in ("TUMBLE", "HOP", "SESSION") for edge in ("START", "END")},
