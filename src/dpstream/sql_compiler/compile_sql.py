@@ -153,7 +153,7 @@ RULES: tuple[Callable[[Draft], None], ...] = (
     validate.refuse_unknown_clauses,
     validate.require_privacy_clause,
     validate.refuse_joins,
-    validate.refuse_window_functions,
+    validate.refuse_window_functions_of_rows,
     validate.refuse_subqueries_in_expressions,
     validate.refuse_unsafe_calls,
     validate.refuse_misplaced_aggregates,
@@ -208,7 +208,8 @@ def sql(
     `name`: what its releases are called. `params`: values of @name, :name or ? in the text.
     `functions`: functions in Python that it may call, by name: trusted code, of one row alone.
     `options`: options of the privacy clause by their names, as Python values; they go before those
-    of the text. What would break the promise is refused with the offending SQL underlined; what may not be meant is an `UnexpectedResult` warning.
+    of the text. What would break the promise is refused with the offending SQL underlined; what may
+    not be meant is an `UnexpectedResult` warning.
 
     >>> query = sql('''
     ...     SELECT WITH DIFFERENTIAL_PRIVACY

@@ -19,10 +19,12 @@ from sqlglot import exp
 from dpstream.errors import InvalidInput
 from dpstream.sql_compiler import functions, text_functions, time_functions
 from dpstream.sql_compiler.functions import PARTS, TRUNCATIONS, UNITS, Function
+from dpstream.sql_compiler.over_clause import over
 from dpstream.sql_compiler.sql_values import Value, as_bool, as_text, convert, kind, unify_kinds
 from dpstream.sql_compiler.statement import (
     AGGREGATES,
     Item,
+    Over,
     Statement,
     call_name,
     canonical,
@@ -49,6 +51,8 @@ class Compiler:
 
     statement: Statement
     zone: str
+    published: bool = False
+    """Are the rows those of a release, which may be compared?"""
     functions: Mapping[str, Any] = field(default_factory=dict)
     """Functions in Python (`UserFunction`), by their names in capitals."""
 
@@ -211,6 +215,42 @@ def _column(compiler: Compiler, node: exp.Expr) -> Compute:
 def _item(compiler: Compiler, node: exp.Expr) -> Compute:
     """An item of a list that UNNEST made a row of."""
     return itemgetter(canonical(node))
+
+
+def _over(compiler: Compiler, node: exp.Expr) -> Compute:
+    """RANK() OVER (PARTITION BY lang ORDER BY n DESC), of published rows."""
+    name, arguments, order = node.this, node.expressions, node.args.get("order") or []
+    least = 0 if name in ("ROW_NUMBER", "RANK", "DENSE_RANK") else 1
+    most = 2 if name in ("LAG", "LEAD") else least
+    if not compiler.published or not least <= len(arguments) <= most:
+        reason = f"{name} OVER takes {least} columns"
+        if not compiler.published:
+            reason = "a window function (OVER) looks at the rows of several units"
+        raise compiler.statement.refusal(node, reason, "rank published rows, in the outer SELECT")
+    if any(each.find(exp.Column) is None for each in order) or node.find(exp.Column) is None:
+        reason = f"{canonical(node)} looks at no column"
+        raise compiler.statement.refusal(node, reason, "name a column that is published")
+    if not order and (least == 0 or most == 2):
+        reason = f"{name} needs an order"
+        raise compiler.statement.refusal(node, reason, f"write {name}(...) OVER (ORDER BY n DESC)")
+    value = compiler.compile(arguments[0]) if arguments else None
+    places = compiler.constant(arguments[1], int) if len(arguments) == 2 else 1
+    parts = [compiler.compile(each) for each in node.args.get("parts") or []]
+    sorts = [
+        (
+            compiler.compile(each.this if isinstance(each, exp.Ordered) else each),
+            bool(each.args.get("desc")),
+            bool(each.args.get("nulls_first")),
+        )
+        for each in order
+    ]
+
+    def compute(columns: Columns) -> Value:
+        given = None if value is None else value(columns)
+        by = [(column(columns), down, first) for column, down, first in sorts]
+        return over(name, given, places, [part(columns) for part in parts], by)
+
+    return compute
 
 
 def _list_length(compiler: Compiler, node: exp.Expr) -> Compute:
@@ -561,5 +601,6 @@ BUILDERS: dict[type, tuple[Build, tuple[str, ...]]] = {
     exp.TryCast: (_cast, ("to", "safe", "format")),
     exp.Bracket: (_list_item, ("offset", "safe")),
     Item: (_item, ("number", "place")),
+    Over: (_over, ("parts", "order", "other")),
 }
 """What may stand in an expression, and with which arguments; anything else is refused."""

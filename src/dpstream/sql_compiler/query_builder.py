@@ -10,7 +10,7 @@ one.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import reduce
 from typing import TypeAlias
@@ -25,6 +25,7 @@ from dpstream.query.aggregates import Aggregate, Count, CountUnits, Measure, Sum
 from dpstream.records import Integers, Reals
 from dpstream.sql_compiler.expressions import Compiler, Compute, compile_list, literal_value
 from dpstream.sql_compiler.from_clause import substitute
+from dpstream.sql_compiler.over_clause import error_bar
 from dpstream.sql_compiler.select import BOUNDS, named_arguments, selected_position
 from dpstream.sql_compiler.sql_values import KINDS, as_bool, source_column
 from dpstream.sql_compiler.statement import (
@@ -34,6 +35,7 @@ from dpstream.sql_compiler.statement import (
     WINDOW_COLUMNS,
     Draft,
     Item,
+    Over,
     call_name,
     canonical,
     find_calls,
@@ -180,6 +182,17 @@ class ErrorBar:
         return pa.array(stddevs, mask=unclear | ~np.isfinite(stddevs))
 
 
+@dataclass(frozen=True, kw_only=True)
+class WrittenErrorBar:
+    """The standard deviation of a total or a share of rows, as an expression of the release."""
+
+    value: Expression
+
+    def stddevs(self, release: pa.Table, value: pa.Array, zone: str) -> pa.Array:
+        """The standard deviation of each row's value."""
+        return self.value.evaluate(release, zone)
+
+
 def _norm(release: pa.Table, terms: Terms) -> Reals:
     total: Reals = np.zeros(len(release))
     with np.errstate(over="ignore"):
@@ -198,7 +211,7 @@ class ComputedColumn:
 
     name: str
     value: Expression
-    error_bar: ErrorBar | None = None
+    error_bar: ErrorBar | WrittenErrorBar | None = None
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -209,6 +222,9 @@ class PostProcessing:
 
     columns: tuple[ComputedColumn, ...] = ()
     having: Expression | None = None
+    ranked: tuple[ComputedColumn, ...] = ()
+    """Columns that compare the rows which HAVING leaves."""
+    qualify: Expression | None = None
     order: tuple[tuple[Expression, bool, bool], ...] = ()
     """Expression, is it descending, do NULLs come first?"""
     limit: int | None = None
@@ -228,14 +244,17 @@ class PostProcessing:
             *(f"{each.value.text} AS {each.name!r}," for each in self.columns),
             "" if self.shown is None else f"SHOW {', '.join(self.shown)}",
             "" if self.having is None else f"HAVING {self.having.text}",
+            *(f"THEN {each.value.text} AS {each.name!r}" for each in self.ranked),
+            "" if self.qualify is None else f"QUALIFY {self.qualify.text}",
             f"ORDER BY {order}" if order else "",
             "" if self.limit is None else f"LIMIT {self.limit}",
             f"OFFSET {self.offset}" if self.offset else "",
             f"IN {self.zone}",
         )
         used = [
-            *(each.value for each in self.columns),
+            *(each.value for each in (*self.columns, *self.ranked)),
             self.having,
+            self.qualify,
             *(by for by, _, _ in self.order),
         ]
         return " ".join(filter(None, parts)) + _using(used)
@@ -246,22 +265,29 @@ class PostProcessing:
     @property
     def computed(self) -> dict[str, bool]:
         """Columns that are computed from noisy ones, and whether each has an error bar."""
-        return {each.name: each.error_bar is not None for each in self.columns}
+        return {each.name: each.error_bar is not None for each in (*self.columns, *self.ranked)}
 
     def __call__(self, release: pa.Table) -> pa.Table:
         """What is published of a release."""
-        for each in self.columns:
+        release = self._with_columns(release, self.columns)
+        if self.having is not None:
+            release = release.filter(as_bool(self.having.evaluate(release, self.zone)))
+        release = self._with_columns(release, self.ranked)
+        if self.qualify is not None:
+            release = release.filter(as_bool(self.qualify.evaluate(release, self.zone)))
+        if self.order:
+            release = release.take(pa.array(self._row_order(release)))
+        release = release.slice(self.offset, self.limit)
+        return release if self.shown is None else release.select(list(self.shown))
+
+    def _with_columns(self, release: pa.Table, columns: Sequence[ComputedColumn]) -> pa.Table:
+        for each in columns:
             value = each.value.evaluate(release, self.zone)
             if each.error_bar is not None:
                 stddevs = each.error_bar.stddevs(release, value, self.zone)
                 release = release.append_column(f"{each.name}_stddev", stddevs)
             release = release.append_column(each.name, value)
-        if self.having is not None:
-            release = release.filter(as_bool(self.having.evaluate(release, self.zone)))
-        if self.order:
-            release = release.take(pa.array(self._row_order(release)))
-        release = release.slice(self.offset, self.limit)
-        return release if self.shown is None else release.select(list(self.shown))
+        return release
 
     def _row_order(self, release: pa.Table) -> Integers:
         """Row numbers in order, by the last term first: each sort keeps the order before it."""
@@ -338,10 +364,11 @@ class QueryBuilder:
             name: self._aggregate(name, call) for name, call in draft.aggregates.items()
         }
 
-    def _expression(self, node: exp.Expr) -> Expression:
+    def _expression(self, node: exp.Expr, *, published: bool = False) -> Expression:
         """A compiled expression of the source's columns."""
         columns = columns_read(node)
-        compute = self._compiler.compile(node)
+        compiler = replace(self._compiler, published=True) if published else self._compiler
+        compute = compiler.compile(node)
         return Expression(
             text=canonical(node),
             columns=tuple(columns),
@@ -453,6 +480,7 @@ class QueryBuilder:
         """None if everything is published as the engine has it."""
         clauses = self._draft.select.args
         having, order = clauses.get("having"), clauses.get("order")
+        qualify = clauses.get("qualify")
         limit, offset = clauses.get("limit"), clauses.get("offset")
         columns = tuple(
             ComputedColumn(
@@ -460,15 +488,18 @@ class QueryBuilder:
             )
             for name, node in self._draft.computed.items()
         )
-        shown = self._shown(columns)
-        if not (having or order or limit or offset or columns or shown):
+        ranked = tuple(self._ranked(name, node) for name, node in self._draft.ranked.items())
+        shown = self._shown((*columns, *ranked))
+        if not (qualify or ranked or having or order or limit or offset or columns or shown):
             return None
         return PostProcessing(
             columns=columns,
             having=None if having is None else self._published(having.this),
+            ranked=ranked,
+            qualify=None if qualify is None else self._published(qualify.this, ranked=True),
             order=tuple(
                 (
-                    self._published(term.this),
+                    self._published(term.this, ranked=True),
                     bool(term.args.get("desc")),
                     bool(term.args.get("nulls_first")),
                 )
@@ -478,6 +509,33 @@ class QueryBuilder:
             offset=0 if offset is None else int(offset.expression.name),
             shown=shown,
             zone=self._zone,
+        )
+
+    def _ranked(self, name: str, node: exp.Expr) -> ComputedColumn:
+        """A column that compares published rows, with the error bar of a total or a share."""
+        for window in node.find_all(Over):
+            order = window.args.get("order") or []
+            times = (each.name for term in order for each in term.find_all(exp.Column))
+            if any(name in WINDOW_COLUMNS for name in times):
+                raise self._draft.refusal(
+                    window,
+                    "a release is one window, and OVER compares the rows of one release",
+                    "compare windows in what is kept of them: dps.run(...).collect().to_pandas()",
+                )
+        value = self._published_node(node)
+        shared = self._draft.parameters.get("debias") is not None
+        chosen = self._draft.select.args.get("having") is not None  # by noisy values
+        bar = (
+            None
+            if shared or chosen
+            else error_bar(value, list(self.aggregates), list(self._draft.keys))
+        )
+        return ComputedColumn(
+            name=name,
+            value=self._expression(value, published=True),
+            error_bar=None
+            if bar is None
+            else WrittenErrorBar(value=self._expression(bar, published=True)),
         )
 
     def _error_bar(self, node: exp.Expr) -> ErrorBar | None:
@@ -532,19 +590,23 @@ class QueryBuilder:
             natural.append("held")
         return None if shown == natural else (*shown, *RELEASE_COLUMNS)
 
-    def _published(self, node: exp.Expr) -> Expression:
+    def _published(self, node: exp.Expr, *, ranked: bool = False) -> Expression:
+        """An expression of what is published, compiled."""
+        return self._expression(self._published_node(node, ranked=ranked), published=True)
+
+    def _published_node(self, node: exp.Expr, *, ranked: bool = False) -> exp.Expr:
         """An expression of what is published: names of keys, aggregates and windows."""
         draft = self._draft
         shown = [name for name in draft.aggregates if name not in draft.hidden]
         names = [name for each in shown for name in (each, f"{each}_stddev")]
-        names += [*draft.computed, *draft.keys, *RELEASE_COLUMNS]
+        names += [*draft.computed, *(draft.ranked if ranked else ()), *draft.keys, *RELEASE_COLUMNS]
         if "time_column" in draft.parameters:
             names += WINDOW_COLUMNS
         if isinstance(node, exp.Literal) and not node.is_string:
             at = selected_position(draft, node)
             name = draft.outputs[at]
             node = draft.select.expressions[at].unalias()
-            if name in draft.computed:
+            if name in draft.computed or name in draft.ranked:
                 node = exp.column(name, quoted=True)
         written = {canonical(call): name for name, call in draft.aggregates.items()}
         keys = {canonical(expression): name for name, expression in draft.keys.items()}
@@ -569,4 +631,4 @@ class QueryBuilder:
                 )
             return part
 
-        return self._expression(node.transform(publish))
+        return node.transform(publish)

@@ -14,6 +14,7 @@ from dpstream.sql_compiler.statement import (
     RELEASE_COLUMNS,
     WINDOW_COLUMNS,
     Draft,
+    Over,
     call_name,
     canonical,
     find_calls,
@@ -35,6 +36,12 @@ def name_keys(draft: Draft) -> None:
         for call in find_calls(plain, AGGREGATES):
             raise draft.refusal(
                 call, "an aggregate cannot be a key", "group by columns and expressions of rows"
+            )
+        if plain.find(Over) is not None:
+            raise draft.refusal(
+                node,
+                "a window function (OVER) looks at the rows of several units, and cannot be a key",
+                "group by columns and expressions of rows",
             )
         if isinstance(plain, exp.Literal | exp.Null | exp.Boolean):
             raise draft.refusal(node, "a constant is no key", "group by columns")
@@ -59,7 +66,9 @@ def _grouped(draft: Draft) -> list[exp.Expr]:
     return [
         item
         for item in draft.select.expressions
-        if not any(find_calls(item, AGGREGATES)) and not isinstance(item.unalias(), constants)
+        if not any(find_calls(item, AGGREGATES))
+        and not isinstance(item.unalias(), constants)
+        and item.find(Over) is None
     ]
 
 
@@ -147,6 +156,10 @@ def name_aggregates(draft: Draft) -> None:
                 raise draft.refusal(item, f"two columns are named {name}", "name one with AS")
             _output(draft, item, name)
             draft.aggregates[name] = plain
+        elif plain.find(Over) is not None:
+            name = _computed_name(draft, item, keys)
+            _output(draft, item, name)
+            draft.ranked[name] = plain
         else:
             key = keys.get(canonical(substitute(draft, plain, draft.relation)))
             _output(draft, item, key or _computed_name(draft, item, keys))

@@ -74,6 +74,18 @@ class Item(exp.Expression):
     arg_types: ClassVar[dict[str, bool]] = {"this": True, "number": False, "place": False}
 
 
+class Over(exp.Expression):
+    """A function of several published rows: its name `this`, PARTITION BY `parts`, ORDER BY."""
+
+    arg_types: ClassVar[dict[str, bool]] = {
+        "this": True,
+        "expressions": False,
+        "parts": False,
+        "order": False,
+        "other": False,
+    }
+
+
 class Emit(exp.Expression):
     """EMIT EVERY interval; EMIT ON WINDOW CLOSE (without `every`); `other`: anything else."""
 
@@ -94,6 +106,14 @@ def _item_text(self: Any, node: exp.Expr) -> str:
     """UNNEST(list), with a number from the second one of the same list on."""
     number, word = node.args.get("number"), "OFFSET OF " if node.args.get("place") else ""
     return f"{word}UNNEST({self.sql(node, 'this')}){f' #{number + 1}' if number else ''}"
+
+
+def _over_text(self: Any, node: exp.Expr) -> str:
+    parts = self.expressions(node, key="parts", flat=True)
+    order = self.expressions(node, key="order", flat=True)
+    spec = [f"PARTITION BY {parts}" if parts else "", f"ORDER BY {order}" if order else ""]
+    given = self.expressions(node, flat=True)
+    return f"{node.this}({given}) OVER ({' '.join(filter(None, spec))})"
 
 
 def _at_its_place(parse: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -191,6 +211,7 @@ class PrivateSql(Dialect):
             WindowTable: lambda self, node: f"{node.args['kind']}({self.sql(node, 'this')}, ...)",
             Emit: lambda self, node: "EMIT",
             Item: _item_text,
+            Over: _over_text,
         }
 
 
@@ -336,6 +357,18 @@ def _name_units(tree: exp.Expr) -> None:
                 call.set("this", f"NET.{call.name.upper()}")
             if space in ("NET", "SAFE"):
                 dot.replace(call)
+    for window in list(tree.find_all(exp.Window)):
+        call, order = window.this, window.args.get("order")
+        if isinstance(call, exp.Anonymous):
+            known = {"this", "partition_by", "order", "over"}
+            made = Over(
+                this=call.name.upper(),
+                expressions=call.expressions,
+                parts=window.args.get("partition_by"),
+                order=[] if order is None else order.expressions,
+                other=bool(present_args(window) - known),
+            )
+            window.replace(made.update_positions(call))
     for call in list(tree.find_all(exp.Anonymous)):
         name, arguments = call.name.upper(), call.expressions
         if name == "TABLE" and len(arguments) == 1 and isinstance(arguments[0], WindowTable):
@@ -416,6 +449,8 @@ class Draft:
     """Aggregates that only computed columns need: they are not shown themselves."""
     computed: dict[str, exp.Expr] = field(default_factory=dict)
     """Expressions of published columns, by the name they are published under."""
+    ranked: dict[str, exp.Expr] = field(default_factory=dict)
+    """Expressions with OVER of published columns, by the name they are published under."""
     outputs: list[str] = field(default_factory=list)
     """The columns of SELECT, in order."""
     windowed: bool = False

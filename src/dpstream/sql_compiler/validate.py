@@ -5,11 +5,13 @@ from __future__ import annotations
 from sqlglot import exp
 
 from dpstream.sql_compiler.expressions import known_functions
+from dpstream.sql_compiler.over_clause import FUNCTIONS as OVER_FUNCTIONS
 from dpstream.sql_compiler.privacy_clause import node_of
 from dpstream.sql_compiler.statement import (
     AGGREGATES,
     Draft,
     Emit,
+    Over,
     PrivacyClause,
     WindowTable,
     call_name,
@@ -23,7 +25,7 @@ from dpstream.sql_compiler.unnest import is_unnest
 
 _ALLOWED_CLAUSES = {
     *("hint", "expressions", "with_", "from_", "joins", "where", "group", "having"),
-    *("order", "limit", "offset", "emit"),
+    *("order", "limit", "offset", "emit", "qualify"),
 }
 _REFUSED_CLAUSES = {
     "JOINS": (
@@ -35,7 +37,6 @@ _REFUSED_CLAUSES = {
         "group by the columns, or use COUNT(DISTINCT unit)",
     ),
     "LATERALS": ("LATERAL is not known", "write FROM log, UNNEST(tags) AS tag"),
-    "QUALIFY": ("QUALIFY ranks rows of several units", "use HAVING on the published values"),
     "WINDOWS": ("a window function looks at other rows", "use TUMBLE for windows of time"),
     "SAMPLE": ("TABLESAMPLE draws rows at random, outside of the ledger", "leave it out"),
     "PIVOTS": ("PIVOT is not known", "use CASE in the aggregates"),
@@ -98,14 +99,27 @@ def refuse_joins(draft: Draft) -> None:
         raise draft.refusal(node, *_REFUSED_CLAUSES["LATERALS" if lateral else "JOINS"])
 
 
-def refuse_window_functions(draft: Draft) -> None:
-    """OVER compares rows of several units."""
-    for node in draft.select.find_all(exp.Window):
-        raise draft.refusal(
-            node,
-            "a window function (OVER) looks at the rows of several units",
-            "use TUMBLE for windows of time; rank the published values yourself",
-        )
+def refuse_window_functions_of_rows(draft: Draft) -> None:
+    """OVER compares rows: those that are published, in SELECT, QUALIFY and ORDER BY, no others."""
+    for node in draft.select.find_all(exp.Window, Over):
+        clause, inside = node, False
+        while clause.parent is not None and not isinstance(clause.parent, exp.Select):
+            clause = clause.parent
+            inside = inside or call_name(clause) in AGGREGATES
+        published = clause.arg_key in ("expressions", "qualify", "order")
+        if inside or clause.parent is not draft.select or not published:
+            raise draft.refusal(
+                node,
+                "a window function (OVER) looks at the rows of several units",
+                "use TUMBLE for windows of time; published rows may be compared, in the outer "
+                "SELECT, QUALIFY and ORDER BY",
+            )
+        if not isinstance(node, Over) or node.this not in OVER_FUNCTIONS or node.args.get("other"):
+            raise draft.refusal(
+                node,
+                f"{canonical(node)} is not known: OVER takes PARTITION BY and ORDER BY alone",
+                f"use one of {', '.join(OVER_FUNCTIONS)}",
+            )
 
 
 def refuse_subqueries_in_expressions(draft: Draft) -> None:
