@@ -120,7 +120,7 @@ def test_a_share_is_off_by_its_error_bar():
         ("RANK() OVER (ORDER BY lang) AS r, COUNT(*) AS n FROM log GROUP BY ALL", "not published"),
         (("page, SUM(RANK() OVER (ORDER BY page), contribution_bounds_per_row => (0, 1)) AS n "
          "FROM log GROUP BY page"), "rows of several units"),
-        (("page, COUNT(*) AS n FROM (SELECT user_id, LAG(page) OVER (ORDER BY ts) AS page FROM log) "
+        (("page, COUNT(*) AS n FROM (SELECT user_id, LAG(a) OVER (ORDER BY ts) AS page FROM log) "
          "GROUP BY page"), "rows of several units"),
         ("page, COUNT(*) AS n, SUM(seconds) OVER () AS s FROM log GROUP BY page", "not published"),
         ("page, COUNT(*) AS n FROM log GROUP BY page QUALIFY user_id > 3", "not published"),
