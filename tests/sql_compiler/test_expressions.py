@@ -334,7 +334,7 @@ def test_kinds_that_cannot_meet_are_refused_before_the_first_row(text):
     "text",
     ["SQUARE(i)", "LOWER(i, i)", "REGEXP_CONTAINS(s, '(')", "SUBSTR(s, i)", "s LIKE u", "i & 1",
      "SPLIT(s, '')[OFFSET(0)]", "CAST(s AS JSON)", "EXTRACT(MOON FROM t)", "DATE_TRUNC(t, EON)",
-     "SPLIT(s, '/')", "i IN (j)", "s[OFFSET(0)]", "CAST(s AS VARCHAR(3))", "i IS j",
+     "SPLIT(s, '/')", "i IN (j)", "(s || u)[OFFSET(0)]", "CAST(s AS VARCHAR(3))", "i IS j",
      "i BETWEEN SYMMETRIC 1 AND 2", "s LIKE 'a' ESCAPE '!'", "ARRAY[1]", "LOWER(s AS x)"],
 )  # fmt: skip
 def test_what_is_not_understood_is_refused(text):

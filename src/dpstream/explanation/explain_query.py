@@ -129,7 +129,9 @@ def _stages(query: RowSpec, windows: str, own: list[tuple[str, str]]) -> list[St
     """The plan from source to release; `own` are the stages of this kind of query."""
     stages = [("source", f"read {', '.join(query.source_columns)}")]
     if query.prepare is not None:
-        stages.append(("prepare", query.prepare.text))
+        several = "; UNNEST makes several rows of one, all of its unit, bounded below"
+        unnests = getattr(query.prepare, "unnests", ())
+        stages.append(("prepare", f"{query.prepare.text}{several if unnests else ''}"))
     if query.time_column is not None:
         allowed = query.allowed_lateness
         late = f", rows up to {in_words(allowed)} late" if allowed else ""

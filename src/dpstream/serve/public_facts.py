@@ -140,10 +140,20 @@ def describe_queries(pipeline: Pipeline) -> dict[str, QueryDescription]:
 def describe_ended(pipeline: Pipeline) -> dict[str, QueryDescription]:
     """Queries that the pipeline ran before it was changed, by name."""
     known = {query.name for query in pipeline.queries}
-    gone = {n: table["sql"] for n, table in pipeline.changes.texts.items() if n not in known}
+    gone = {n: table for n, table in pipeline.changes.texts.items() if n not in known}
+    made = {
+        name: compile_sql(
+            table["sql"],
+            name,
+            params=table.get("params"),
+            functions=pipeline.functions,
+            folder=pipeline.path.parent,
+        )
+        for name, table in gone.items()
+    }
     return {
-        name: QueryDescription(query=compile_sql(text, name).query, text=text, ended=True)
-        for name, text in gone.items()
+        name: QueryDescription(query=one.query, text=one.text, ended=True)
+        for name, one in made.items()
     }
 
 

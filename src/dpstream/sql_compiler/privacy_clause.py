@@ -184,7 +184,9 @@ def minus_one(units: Any) -> Any:
 
 
 _OTHER_DIALECTS = {
-    "group_selection_strategy": "leave it out; list public groups with public_groups = ('a', 'b')",
+    "group_selection_strategy": "leave it out; groups are found by a threshold, or listed with "
+    "public_groups = ('a', 'b')",
+    "kappa": "write max_groups_contributed",
     "watermark": "use allowed_lateness: a watermark taken from the data depends on other rows",
 }
 
