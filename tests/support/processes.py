@@ -11,14 +11,23 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+from dpstream.connectors.files import source, trial
 
-def start_fork(work: Callable[[], object]) -> int:
-    """Do the work in a fork, which ends with 0, or with 1 after an exception; its number."""
+
+def start_fork(work: Callable[[], object], *, trials: bool = False) -> int:
+    """Do the work in a fork, which ends with 0, or with 1 after an exception; its number.
+
+    It reads Parquet files through by itself before it uses them. With `trials` it starts a child
+    for that, as every process does, which takes longer than most runs of the tests.
+    """
     pid = os.fork()
     if not pid:
         status = 1
         gc.disable()  # its life is short, and a collection would copy every page of the parent
         try:
+            if not trials:
+                source.start_trials = lambda: None
+                source.try_parquet = trial.read_through
             work()
             status = 0
         except BaseException:
