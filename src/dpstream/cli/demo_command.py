@@ -272,7 +272,7 @@ class Engine:
         """The process that runs the query; a server's worker is its only child."""
         pid = self._child.pid
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text() if self._serve else ""
-        return int((children.split() or [pid])[0])
+        return int(children.split()[0]) if children else pid
 
     def kill(self, pid: int) -> int:
         """Kill it with signal 9; what is published once more goes to a second sink, too."""
