@@ -294,7 +294,7 @@ def test_memory_is_bounded(name):
     mechanism = example(name)
 
     runner = dps.Runner(mechanism, secret=SECRET, run_id=RUN)
-    data = stream(mechanism, 1500)
+    data = stream(mechanism, part_of(1500, of=2))
 
     def size_after(part):
         all_releases(runner, part)
@@ -312,7 +312,7 @@ def test_replaying_the_answers_over_a_neighbour(name):
     block = stream(mechanism, 40)
     calls, _ = record(mechanism, block, secret=SECRET, run=RUN)
     losses = []
-    for other in neighbours(mechanism, block, part_of(60, of=3)):
+    for other in neighbours(mechanism, block, part_of(60, of=6)):
         result = replay(mechanism, other, calls, original=block)
         assert result.violations == []
         losses.append(result.loss)

@@ -5,7 +5,7 @@ import datetime as dt
 import duckdb
 import pyarrow as pa
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from sqlglot import exp
 
@@ -216,7 +216,7 @@ def test_random_expressions_agree_with_duckdb(items, text):
         ("SUBSTR(s, -2)", None),
     ],
 )  # fmt: skip
-@settings(max_examples=8, deadline=None, derandomize=True, database=None)
+@some_examples(8, of=2)
 @given(items=rows)
 def test_functions_agree_with_duckdb(text, other, items):
     """Dates, casts and text functions, on any table."""
