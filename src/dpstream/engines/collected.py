@@ -14,7 +14,7 @@ from dpstream.errors import InvalidParameter
 from dpstream.optional import optional
 
 _ROWS = 20  # that a notebook shows
-_OF_RELEASE = ("window_start", "window_end", "trigger_time", "release_index")
+_OF_RELEASE = ("window_start", "window_end", "trigger_time", "release_index", "kept_share")
 
 
 def release_facts(table: pa.Table) -> dict[str, Any]:
@@ -130,7 +130,7 @@ class Releases(Sequence[pa.Table]):
         """The newest release of every window, as notebooks show it."""
         shown = self.last
         names = [n for n in shown.column_names if not n.endswith("_stddev")]
-        names = [n for n in names if n not in ("trigger_time", "release_index")]
+        names = [n for n in names if n not in _OF_RELEASE[2:]]
         head = "".join(f"<th>{html.escape(n)}</th>" for n in names)
         body = []
         for row in shown.slice(0, _ROWS).to_pylist():

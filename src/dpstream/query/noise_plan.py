@@ -34,6 +34,8 @@ from dpstream.records import Integers, Reals
 
 _EARLY = 0.02  # the part of a threshold that sparing noise for rare keys may cost
 _COARSEST = 10  # grid steps that a clamped value must still have
+USUAL_INTERVAL = float(-ndtri(0.025))
+"""Half the width of an interval of 95%, in standard deviations."""
 _buffered = lru_cache(maxsize=256)(BufferedLinearToeplitz)  # to find its parameters takes a while
 _last_twice = lru_cache(maxsize=256)(LastTwice)
 
@@ -86,7 +88,7 @@ class NoisePlan:
             return units_change(rows=bounds.rows, groups=bounds.groups)
         if measure.kind == "round":
             return rounds_change(rows=bounds.rows)
-        if measure.kind in ("offered", "kept"):  # all rows of a unit may lie in one window
+        if measure in self.query.totals:  # all rows of a unit may lie in one window
             rows = self._reached(measure)
             return group_by_change(rows=rows, per_group=rows, groups=1, largest=measure.largest)
         return group_by_change(
@@ -98,8 +100,10 @@ class NoisePlan:
 
     def _reached(self, measure: Measure) -> int:
         """How many processes of a measure one unit may move, at most."""
-        bounds, most = self.query.bounds, self.query.debias_rows
-        if measure.kind == "offered":
+        bounds, most = self.query.bounds, self.query.max_dropped_rows
+        if measure.kind == "beyond":
+            return 1
+        if measure.kind == "dropped":
             assert most is not None
             return most
         return bounds.rows if measure.kind in ("round", "kept") else bounds.groups

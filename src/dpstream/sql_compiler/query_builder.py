@@ -30,6 +30,7 @@ from dpstream.sql_compiler.sql_values import KINDS, as_bool, source_column
 from dpstream.sql_compiler.statement import (
     AGGREGATES,
     BOUNDED_AGGREGATES,
+    KEPT_SHARE,
     RELEASE_COLUMNS,
     WINDOW_COLUMNS,
     Draft,
@@ -220,7 +221,17 @@ class PostProcessing:
         if self.order:
             release = release.take(pa.array(self._row_order(release)))
         release = release.slice(self.offset, self.limit)
-        return release if self.shown is None else release.select(list(self.shown))
+        return release if self.shown is None else release.select(self._names(release))
+
+    def _names(self, release: pa.Table) -> list[str]:
+        """The columns shown, and those that stand beside them where dropped rows are measured."""
+        assert self.shown is not None
+        beside = {f"{name}_all" for name in self.shown if name.endswith("_high")}
+        beside &= set(release.column_names) - set(self.shown)
+        names = [
+            n for name in self.shown for n in (name, f"{name}_all") if n == name or n in beside
+        ]
+        return [*names, *({KEPT_SHARE} & set(release.column_names))]
 
     def _row_order(self, release: pa.Table) -> Integers:
         """Row numbers in order, by the last term first: each sort keeps the order before it."""
@@ -465,7 +476,7 @@ class QueryBuilder:
         draft = self._draft
         shown = [name for name in draft.aggregates if name not in draft.hidden]
         names = [name for each in shown for name in (each, f"{each}_stddev")]
-        names += [*draft.computed, *draft.keys, *RELEASE_COLUMNS]
+        names += [*draft.computed, *draft.keys, *RELEASE_COLUMNS, KEPT_SHARE]
         if "time_column" in draft.parameters:
             names += WINDOW_COLUMNS
         if isinstance(node, exp.Literal) and not node.is_string:

@@ -238,7 +238,11 @@ def most_kept(query: RowSpec) -> int:
     """How many rows of a unit in a group can matter in one step."""
     if not isinstance(query, Query):
         return 1
-    return max(query.bounds.rows_per_group, query.debias_rows or 0)
+    each = query.bounds.rows_per_group
+    if not query.totals or query.counts_units:
+        return each
+    assert query.max_dropped_rows is not None
+    return each + query.max_dropped_rows + 1  # all that count, and one that is beyond them
 
 
 class LiveInput:
