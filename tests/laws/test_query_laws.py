@@ -96,7 +96,7 @@ def test_rows_that_are_only_counted_survive_a_restart(tmp_path):
         end="1970-01-01T08:00",
         max_groups_contributed=1,
         debias="global",
-        debias_rows=5,
+        max_dropped_rows=5,
         epsilon=20,
     )
     whole, first, second = ListSink(), CrashingSink(1), ListSink()

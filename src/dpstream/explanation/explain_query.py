@@ -402,8 +402,9 @@ def _memory(query: Query, width: int) -> dict[str, Any]:
     words = (
         f"about {fixed / 1e6:.1f} MB for the query, {unit:.0f} bytes per unit{lost}, kept "
         f"{lasts}, and until its window is final {pairs}{group:.0f} per group, {shown:.0f} "
-        f"and twice the key itself once it is shown; a million units that use all "
-        f"their groups: {million:.0f} MB; rows that wait for their trigger come on top, about 80 bytes each"
+        "and twice the key itself once it is shown; a million units that use all "
+        f"their groups: {million:.0f} MB; rows that wait for their trigger come "
+        "on top, about 80 bytes each"
     )
     return {
         "bytes_per_query": fixed,
