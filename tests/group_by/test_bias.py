@@ -126,7 +126,7 @@ def test_one_unit_moves_totals_by_no_more_than_their_noise_is_for(windows, hours
 
 
 def test_totals_and_measures_together_cost_what_is_charged():
-    """Each column's noise has its part of mu^2, 2% are theirs, and no more is spent than charged."""
+    """Each column's noise has its part of mu^2, 2% are theirs; no more is spent than charged."""
     plan = plan_query(replace(THREE_ROWS, aggregates=(*SUMS, CountUnits("u"))))
     sizes = len(plan.query.measures)
     window, totals = plan.window(4), plan.totals(4)
