@@ -256,7 +256,9 @@ def test_the_legend_says_what_a_band_covers(visit, story):
     share = story.get("api/queries/pages/latest")["kept_share"]
     note = page.inner_text(".key-note")
 
-    assert "of the rows that are counted, the exact number is in the band 19 times out of 20" in note
+    assert (
+        "of the rows that are counted, the exact number is in the band 19 times out of 20" in note
+    )
     told = re.search(r"about (< )?([\d.]+)% of the rows are not counted", note)
     if share is None:
         assert "too few rows to say how many are not counted" in note
