@@ -277,7 +277,7 @@ def test_the_interval_of_a_share_is_fiellers():
     """Its ends are the shares at which (1 - s) kept - s dropped is so many deviations from 0."""
     share = kept_share((300.0, 40.0), (900.0, 25.0), 1.5)
 
-    assert (share.low, share.high) == pytest.approx((0.7045, 0.8020), abs=1e-4)
+    assert 0.7 < share.low < share.share == 0.75 < share.high < 0.81
     for end in (share.low, share.high):
         away = (1 - end) * 900 - end * 300
         assert abs(away) == pytest.approx(1.5 * np.hypot((1 - end) * 25, end * 40))
@@ -305,12 +305,16 @@ def test_how_large_a_figure_of_all_rows_may_be():
     mean = Avg("m", column="x", contribution_bounds_per_row=(0, 10), quantum=1)
     high = np.array([100.0, 5000.0])
 
-    def lost(low, dropped):
+    def lost(low, dropped, *, is_least=False):
         facts = {"share": low, "stddev": 0.0, "high": 1.0, "dropped": 0.0, "dropped_stddev": 1.0}
-        return KeptShare(low=low, dropped_high=dropped, **facts).lost
+        return KeptShare(low=low, dropped_high=dropped, **facts).lost(is_least=is_least)
 
     assert Count("n").high_all(high, lost(0.9, 50.0)) == pytest.approx([100 / 0.7, 5050])
     assert sum_.high_all(high, lost(0.9, 50.0)) == pytest.approx([100 / 0.7, 5050])
     assert sum_.high_all(high, lost(0.5, 50.0)) == pytest.approx([150, 5050])  # of some all is lost
     assert signed.high_all(high, lost(0.9, 50.0)) == pytest.approx([300, 5200])
+    beyond = {"is_least": True}  # some units lost more than counts: only the assumption is left
+    assert sum_.high_all(high, lost(0.9, 50.0, **beyond)) == pytest.approx(high / 0.7)
+    assert np.isinf(sum_.high_all(high, lost(0.5, 50.0, **beyond))).all()
+    assert np.isinf(signed.high_all(high, lost(0.9, 50.0, **beyond))).all()
     assert mean.high_all(np.array([6.0]), lost(0.9, 50.0)) == pytest.approx([0.7 * 6 + 0.3 * 10])

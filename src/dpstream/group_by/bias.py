@@ -147,11 +147,14 @@ class KeptShare:
     dropped_stddev: float
     dropped_high: float
 
-    @property
-    def lost(self) -> Lost:
-        """What one group may have lost, if that is at most `LOSES_AT_MOST` times the mean."""
+    def lost(self, *, is_least: bool) -> Lost:
+        """What one group may have lost, if that is at most `LOSES_AT_MOST` times the mean.
+
+        Or all that the window has lost, unless `is_least`: some units have lost more than counts.
+        """
         least = 1 - LOSES_AT_MOST * (1 - self.low)
-        return Lost(least_kept=max(least, 0.0), most=self.dropped_high)
+        most = math.inf if is_least else self.dropped_high
+        return Lost(least_kept=max(least, 0.0), most=most)
 
     @property
     def divisor(self) -> float | None:

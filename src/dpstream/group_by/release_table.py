@@ -65,8 +65,9 @@ def answer_columns(
         if deviations is not None:
             ends = _ends(values, spread, deviations)
             table[f"{name}_low"], table[f"{name}_high"] = aggregate.within(*ends, nonnegative)
-        if kept is not None and high_of_kept is not None and aggregate.bounds_all:
-            table[f"{name}_high_all"] = aggregate.high_all(high_of_kept, kept.lost)
+        if bias and kept and high_of_kept is not None and aggregate.bounds_all:
+            lost = kept.lost(is_least=bias.is_least)
+            table[f"{name}_high_all"] = aggregate.high_all(high_of_kept, lost)
     return table
 
 

@@ -92,7 +92,7 @@ class Lost(NamedTuple):
     """What one group may have lost by the bounds, of its rows or of its values.
 
     `least_kept`: the share of it that was kept at least, by assumption (`group_by/bias.py`);
-    `most`: all that the window has lost, at most.
+    `most`: all that the window has lost, at most; infinite where that is not known.
     """
 
     least_kept: float
@@ -219,7 +219,7 @@ class Sum(Identified, identity="sum", keys="name column lo hi quantum"):
         """How large the figure of all rows may be: where rows may take away, by their number."""
         if self.lo >= 0:
             return lost.added_to(high)
-        return high + lost.most * max(float(self.hi), 0.0)
+        return high + lost.most * float(self.hi) if self.hi > 0 else high
 
 
 @dataclass(frozen=True)

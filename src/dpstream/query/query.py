@@ -64,8 +64,9 @@ class Query(RowSpec, identity="query", keys=_KEYS):
     the budget that measures that release once more (None: all releases alike).
     `confidence`: publish an interval that holds the truth of the rows kept with this probability.
     `report_bias`: measure, with 2% of the budget, what share of the rows and of the values summed
-    the bounds have dropped; of each unit at most `max_dropped_rows` dropped rows count (default: as
-    many as are kept, and at least 4). `debias="global"` makes up for that share in counts and sums.
+    the bounds have dropped; of each unit at most `max_dropped_rows` dropped rows count (default:
+    twice as many as are kept, and at least 4). `debias="global"` makes up for that share in counts
+    and sums.
 
     >>> query = Query(privacy_unit_column="user", keys=["url"], epsilon=1, delta=1e-9,
     ...               max_groups_contributed=8)
@@ -166,7 +167,7 @@ class Query(RowSpec, identity="query", keys=_KEYS):
         if not self.totals:
             put("max_dropped_rows", None)
         else:
-            most = max(self.bounds.rows, _FEWEST_DROPPED)
+            most = max(2 * self.bounds.rows, _FEWEST_DROPPED)
             rows = most if self.max_dropped_rows is None else self.max_dropped_rows
             put("max_dropped_rows", whole(rows, "max_dropped_rows", at_least=1))
 

@@ -72,7 +72,9 @@ class QueryDescription:
     def figures(self) -> list[str]:
         """The published numbers."""
         names = self.schema.names
-        extra = {f"{name}{more}" for name in names for more in ("_stddev", "_low", "_high", "_high_all")}
+        extra = {
+            f"{name}{more}" for name in names for more in ("_stddev", "_low", "_high", "_high_all")
+        }
         others = {*extra, *self.keys, *_PLACE, "held", "kept_share"}
         return [
             name
