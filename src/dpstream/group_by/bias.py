@@ -57,8 +57,7 @@ def count_totals(
     Of a unit's dropped rows those of earlier steps and windows count first, then those with the
     smallest hashes: the same ones on every engine.
     """
-    most = query.max_dropped_rows
-    assert most is not None
+    most = query.most_dropped
     kept, dropped = places[keep_mask[places] > 0], places[keep_mask[places] == 0]
     dropped = dropped[np.argsort(rows.digests[dropped, 0], kind="stable")]
     lost = bucket.dropped.setdefault(period, HashTable(1))

@@ -100,12 +100,9 @@ class NoisePlan:
 
     def _reached(self, measure: Measure) -> int:
         """How many processes of a measure one unit may move, at most."""
-        bounds, most = self.query.bounds, self.query.max_dropped_rows
-        if measure.kind == "beyond":
-            return 1
-        if measure.kind == "dropped":
-            assert most is not None
-            return most
+        bounds = self.query.bounds
+        if measure.kind in ("dropped", "beyond"):
+            return self.query.most_dropped if measure.kind == "dropped" else 1
         return bounds.rows if measure.kind in ("round", "kept") else bounds.groups
 
     @property

@@ -158,18 +158,14 @@ class Query(RowSpec, identity="query", keys=_KEYS):
         most = self.max_groups_contributed * self.max_rows_per_group
         rows = most if self.max_rows_contributed is None else self.max_rows_contributed
         put("max_rows_contributed", whole(rows, "max_rows_contributed", at_least=1))
+        put("report_bias", bool(self.report_bias))
+        if self.max_dropped_rows is not None:
+            put("max_dropped_rows", whole(self.max_dropped_rows, "max_dropped_rows", at_least=1))
         if self.pre_threshold is not None:
             put("pre_threshold", whole(self.pre_threshold, "pre_threshold", at_least=0))
         self._check_answers()
         put("weights", _exact_weights(self.weights, self.aggregates))
         super().__post_init__()
-        put("report_bias", bool(self.report_bias))
-        if not self.totals:
-            put("max_dropped_rows", None)
-        else:
-            most = max(2 * self.bounds.rows, _FEWEST_DROPPED)
-            rows = most if self.max_dropped_rows is None else self.max_dropped_rows
-            put("max_dropped_rows", whole(rows, "max_dropped_rows", at_least=1))
 
     def _check_answers(self) -> None:
         """Refuse aggregates and ways to show them that have no meaning."""
@@ -280,6 +276,12 @@ class Query(RowSpec, identity="query", keys=_KEYS):
         return tuple(dict.fromkeys(measure for a in sums for measure in a.measures(self.one_row)))
 
     @property
+    def most_dropped(self) -> int:
+        """How many dropped rows of a unit count, over all windows."""
+        usual = max(2 * self.bounds.rows, _FEWEST_DROPPED)
+        return usual if self.max_dropped_rows is None else self.max_dropped_rows
+
+    @property
     def may_drop(self) -> bool:
         """Can bounding drop anything that would be counted?
 
@@ -320,8 +322,7 @@ class Query(RowSpec, identity="query", keys=_KEYS):
         """
         if not self.totals:
             return []
-        assert self.max_dropped_rows is not None
-        dropped = _USUALLY_KEPT * self.max_dropped_rows
+        dropped = _USUALLY_KEPT * self.most_dropped
         kept = (1 - _USUALLY_KEPT) * self.bounds.rows
         pair = [dropped / (dropped + kept), kept / (dropped + kept)]
         sums = len(self.summed)
@@ -330,7 +331,7 @@ class Query(RowSpec, identity="query", keys=_KEYS):
 
     def written(self) -> dict[str, Any]:
         """As for any rows; a query without totals is the one that it was before they were known."""
-        facts = super().written()
+        facts = super().written() | {"debias_rows": self.most_dropped if self.totals else None}
         if not self.totals:
             del facts["report_bias"]
         return facts

@@ -225,7 +225,7 @@ def _ids_of_unit(flow: Flow, unit: Any) -> Iterator[Words]:
 
 def _erase(flow: Flow, unit_id: Words) -> int:
     """Empty the places of one unit, and mark it as full."""
-    bounds, most, emptied = flow.query.bounds, flow.query.max_dropped_rows or 0, 0
+    bounds, most, emptied = flow.query.bounds, flow.query.most_dropped, 0
     for bucket in flow.state.units:
         for units in bucket.periods.values():
             rows = _rows_of(units, unit_id)

@@ -241,8 +241,7 @@ def most_kept(query: RowSpec) -> int:
     each = query.bounds.rows_per_group
     if not query.totals or query.counts_units:
         return each
-    assert query.max_dropped_rows is not None
-    return each + query.max_dropped_rows + 1  # all that count, and one that is beyond them
+    return each + query.most_dropped + 1  # all that count, and one that is beyond them
 
 
 class LiveInput:
