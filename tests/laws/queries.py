@@ -107,7 +107,8 @@ OTHERS = {
     ),
     "units": query_of(**_SHOWN, window=Tumble("6 hours"), aggregates=(CountUnits("u"),)),
     "sums": query_of(
-        **_SHOWN,
+        **_SHOWN | {"epsilon": 24},
+        every="3 hours",
         window=Tumble("12 hours"),
         confidence=0.9,
         max_groups_contributed=2,

@@ -36,6 +36,7 @@ from dpstream.rows.row_batch import Rows
 
 LOSES_AT_MOST = 3
 """Times the share that all groups lose together: what `high_all` assumes of each group."""
+_PRESENT = 4  # standard deviations from 0, before rows are believed to be there
 _PRECISE = 0.1  # the largest relative deviation of a share that `debias` divides by
 _ONE_GROUP: Words = np.zeros((1, 2), np.uint64)
 
@@ -173,7 +174,8 @@ def kept_share(
     """The share that was kept, from two noisy totals with their standard deviations.
 
     The interval is Fieller's: all shares s for which (1 - s) kept - s dropped lies within so many
-    of its own standard deviations of 0. None of the totals is negative, whatever noise says.
+    of its own standard deviations of 0. None of the totals is negative, whatever noise says; where
+    all rows together may be noise, nothing is known.
     """
     (lost, of_lost), (left, of_left) = dropped, kept
     most = max(lost + deviations * of_lost, 0.0)
@@ -182,7 +184,7 @@ def kept_share(
     square = whole**2 - z2 * (of_left**2 + of_lost**2)
     share: float | None = None
     stddev, low, high = 0.0, 0.0, 1.0
-    if square > 0:
+    if square > 0 and whole > _PRESENT * math.hypot(of_left, of_lost):
         share = left / whole
         stddev = math.hypot((1 - share) * of_left, share * of_lost) / whole
         half = left * whole - z2 * of_left**2
