@@ -107,7 +107,9 @@ def test_rows_that_are_only_counted_survive_a_restart(tmp_path):
     shares = [
         json.loads(t.schema.metadata[b"dpstream"])["kept_share"] for t in whole.tables.values()
     ]
-    assert 0.5 < min(share for share in shares if share is not None) < 0.8  # 1000 of 1600 rows of the second window are kept
+    assert (
+        0.5 < min(share for share in shares if share is not None) < 0.8
+    )  # 1000 of 1600 rows of the second window are kept
     assert same(first.tables | second.tables, whole.tables)
 
 

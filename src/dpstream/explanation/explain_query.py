@@ -383,10 +383,8 @@ def _memory(query: Query, width: int) -> dict[str, Any]:
     """From the layout of the tables (`group_by`); `width`: numbers of a measure's noise."""
     measures, bounds = len(query.measures), query.bounds
     unit, least, most = row_bytes(2)
-    tables = 1 + (bounds.rows > 1) + bool(query.totals) + query.rounds_of_units
+    tables = 1 + (bounds.rows > 1) + query.rounds_of_units
     pair = row_bytes(bounds.rows_per_group > 1)[0] if bounds.rows > 1 else 0
-    losing = row_bytes(1) if query.totals else (0.0, 0.0, 0.0)  # rows dropped of a unit
-    most += losing[2]
     if query.totals and query.counts_units:  # pairs that were counted
         tables, pair = tables + 1, pair + row_bytes()[0]
     if query.rounds_of_units:
@@ -397,7 +395,7 @@ def _memory(query: Query, width: int) -> dict[str, Any]:
     fixed = _QUERY_BYTES + tables * LARGE_TABLE // 2
     million = unit + pair * bounds.groups  # bytes each, so megabytes for a million
     lasts = "for ever" if query.privacy_unit_period == "forever" else "until its period is final"
-    lost = f" ({losing[0]:.0f} more if it loses rows)" if query.totals else ""
+    lost = f" ({row_bytes(1)[0]:.0f} more if it loses rows)" if query.totals else ""
     pairs = f"{pair:.0f} per (unit, group), " if pair else ""
     words = (
         f"about {fixed / 1e6:.1f} MB for the query, {unit:.0f} bytes per unit{lost}, kept "

@@ -123,7 +123,7 @@ class NoiseForOneDroppedRow(NoisePlan):
 
     def _sensitivity(self, measure: Measure) -> Fraction:
         true = super()._sensitivity(measure)
-        return true / self._reached(measure) if measure.kind == "dropped" else true
+        return true / self.query.most_dropped if measure.kind == "dropped" else true
 
 
 class OnlyTouchedKeys(Flow):
