@@ -240,6 +240,9 @@ def _erase(flow: Flow, unit_id: Words) -> int:
         tables = [b.windows[window] for b in flow.state.units if window in b.windows]
         pairs = sum(_empty(table, places) for table in tables)
         emptied += pairs if bounds.rows > 1 else 0
+        for bucket in flow.state.units:
+            if window in bucket.counted_pairs:
+                _empty(bucket.counted_pairs[window], places)
         for group in buckets:
             if group.members is not None:
                 _empty(group.members, places)
