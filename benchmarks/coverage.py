@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -44,6 +44,7 @@ from dpstream.records import Integers
 CONFIDENCE: Final = 0.95
 LOWEST: Final = 0.93
 HIGHEST: Final = 0.99
+_STRATEGIES: Final[tuple[Literal["latched", "sqlp"], ...]] = ("latched", "sqlp")
 _WEEKS: Final = 78
 _WEEK: Final = 7 * 86_400
 _CLAMP: Final = (0, 100)
@@ -258,7 +259,7 @@ def _mean(covered: list[bool]) -> float | None:
 
 def mechanism_of(name: str, block: Integers) -> Any:
     """A mechanism with the parameters that its family needs, and defaults else."""
-    cls = find(name)
+    cls: Any = find(name)
     needed = {field.name for field in fields(cls)}
     if issubclass(cls, HistogramMechanism):
         return cls(epsilon=1, window=20)
@@ -267,8 +268,7 @@ def mechanism_of(name: str, block: Integers) -> Any:
         more = {"bucket": 64} if name == "buc_order" else {}
         return cls(epsilon=1, lo=0, hi=int(block.max()), **delay | more)
     if issubclass(cls, CountingParameters):
-        steps = {"steps": len(block)} if issubclass(cls, CounterMechanism) else {}
-        return cls(rho=0.5, **steps)
+        return cls(rho=0.5, **{"steps": len(block)} if issubclass(cls, CounterMechanism) else {})
     return None  # distributions have no error bars
 
 
@@ -284,7 +284,7 @@ def of_mechanism(name: str, stream: str, block: Integers, *, runs: int) -> Row |
         noise = fixed_noise(f"coverage of {name} on {stream}", run)
         series = release(mechanism, block, secret=noise["secret"], run_id=noise["run_id"])
         values = np.asarray(series.values, np.float64)
-        if series.stddev is None or not np.isfinite(series.stddev).any():
+        if not np.isfinite(series.stddev).any():
             return None
         half = USUAL_INTERVAL * np.asarray(series.stddev, np.float64).reshape(len(values), -1)
         inside = np.abs(values - truth[: len(values)]) <= half
@@ -306,7 +306,7 @@ def measure(*, quick: bool, progress: Progress) -> Findings:
     """Rows of queries, then of mechanisms; quick: smaller logs, fewer runs, two streams."""
     rows: list[Row] = []
     notes = ["truths are exact: not private, for this comparison only"]
-    tried = [(log, strategy) for log in logs(quick=quick) for strategy in ("latched", "sqlp")]
+    tried = [(log, strategy) for log in logs(quick=quick) for strategy in _STRATEGIES]
     names = [name for name in REGISTRY if name != "dpi"]
     blocks = {
         one.name: one.block[: 300 if quick else 1_000]
@@ -342,8 +342,10 @@ def measure(*, quick: bool, progress: Progress) -> Findings:
 
 def _targets(rows: list[Row]) -> list[Row]:
     """The widest miss of each kind; figures of all logs of one (aggregate, strategy) together."""
-    exact, quotients, all_rows = [], [], []
-    for strategy in ("latched", "sqlp"):
+    exact: list[float] = []
+    quotients: list[float] = []
+    all_rows: list[float] = []
+    for strategy in _STRATEGIES:
         for name in dict.fromkeys(row["aggregate"] for row in rows if "aggregate" in row):
             of_both = (row for row in rows if row.get("strategy") == strategy and row["figures"])
             mine = [row for row in of_both if row["aggregate"] == name]

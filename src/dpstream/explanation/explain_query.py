@@ -245,10 +245,10 @@ def _derivation(measure: Measure, query: Query, value: float) -> str:
         return "1 in one window: sqrt(1) = 1"
     largest = float(measure.largest * measure.quantum)
     if measure.kind in ("dropped", "kept"):
-        rows = query.most_dropped if measure.kind == "dropped" else bounds.rows
-        each = "" if largest == 1 else f"at most {largest:g} per row, "
+        most = query.most_dropped if measure.kind == "dropped" else bounds.rows
+        begin = "" if largest == 1 else f"at most {largest:g} per row, "
         times = "" if largest == 1 else f"{largest:g} * "
-        return f"{each}{rows} rows, all in one window: {times}sqrt({rows**2}) = {value:.4g}"
+        return f"{begin}{most} rows, all in one window: {times}sqrt({most**2}) = {value:.4g}"
     rows, each = bounds.rows, bounds.rows_per_group
     full, rest = divmod(min(rows, each * bounds.groups), each)
     how = (
