@@ -109,7 +109,7 @@ CASES = {
         "every": "2 hours",
         "privacy_unit_period": "12 hours",
         "debias": "global",
-        "debias_rows": 6,
+        "max_dropped_rows": 6,
         "max_groups_contributed": 2,
         "max_rows_per_group": 2,
     },

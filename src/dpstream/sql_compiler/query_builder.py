@@ -31,6 +31,7 @@ from dpstream.sql_compiler.sql_values import KINDS, as_bool, source_column
 from dpstream.sql_compiler.statement import (
     AGGREGATES,
     BOUNDED_AGGREGATES,
+    KEPT_SHARE,
     RELEASE_COLUMNS,
     WINDOW_COLUMNS,
     Draft,
@@ -278,7 +279,7 @@ class PostProcessing:
         if self.order:
             release = release.take(pa.array(self._row_order(release)))
         release = release.slice(self.offset, self.limit)
-        return release if self.shown is None else release.select(list(self.shown))
+        return release if self.shown is None else release.select(self._names(release))
 
     def _with_columns(self, release: pa.Table, columns: Sequence[ComputedColumn]) -> pa.Table:
         for each in columns:
@@ -288,6 +289,16 @@ class PostProcessing:
                 release = release.append_column(f"{each.name}_stddev", stddevs)
             release = release.append_column(each.name, value)
         return release
+
+    def _names(self, release: pa.Table) -> list[str]:
+        """The columns shown, and those that stand beside them where dropped rows are measured."""
+        assert self.shown is not None
+        beside = {f"{name}_all" for name in self.shown if name.endswith("_high")}
+        beside &= set(release.column_names) - set(self.shown)
+        names = [
+            n for name in self.shown for n in (name, f"{name}_all") if n == name or n in beside
+        ]
+        return [*names, *({KEPT_SHARE} & set(release.column_names))]
 
     def _row_order(self, release: pa.Table) -> Integers:
         """Row numbers in order, by the last term first: each sort keeps the order before it."""
@@ -599,7 +610,8 @@ class QueryBuilder:
         draft = self._draft
         shown = [name for name in draft.aggregates if name not in draft.hidden]
         names = [name for each in shown for name in (each, f"{each}_stddev")]
-        names += [*draft.computed, *(draft.ranked if ranked else ()), *draft.keys, *RELEASE_COLUMNS]
+        names += [*draft.computed, *(draft.ranked if ranked else ()), *draft.keys]
+        names += [*RELEASE_COLUMNS, KEPT_SHARE]
         if "time_column" in draft.parameters:
             names += WINDOW_COLUMNS
         if isinstance(node, exp.Literal) and not node.is_string:

@@ -49,6 +49,7 @@ BOUNDED_AGGREGATES: dict[str, type[Sum]] = {
 AGGREGATES = ("COUNT", "COUNTIF", *BOUNDED_AGGREGATES)
 WINDOW_COLUMNS = ("window_start", "window_end")
 RELEASE_COLUMNS = ("trigger_time", "release_index")
+KEPT_SHARE = "kept_share"
 
 
 class PrivacyClause(exp.Expression):
