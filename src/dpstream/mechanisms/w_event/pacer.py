@@ -18,6 +18,7 @@ from dpstream.compiled import njit
 from dpstream.errors import InvalidParameter
 from dpstream.mechanisms.base import HistogramMechanism, Spender
 from dpstream.mechanisms.w_event.pacer_math import exp
+from dpstream.mechanisms.w_event.pacer_jumps import SHIFT, SPIKE, Jumps, learn_jumps, no_jumps
 from dpstream.mechanisms.w_event.pacer_models import (
     FULL_BINS,
     Bank,
@@ -26,8 +27,7 @@ from dpstream.mechanisms.w_event.pacer_models import (
     estimate,
     first_belief,
     flat_prior,
-    later_variance,
-    learn,
+    later,
     models,
 )
 from dpstream.privacy.amounts import Amount, exact, on_grid
@@ -39,6 +39,8 @@ SHARES = 1 << 40
 
 _STEPS = 200  # points at which the error between two publications is looked at
 _SHORT = 5  # an interval of so few steps is never too long
+import os
+JW, SW = float(os.environ.get("JW", "1")), float(os.environ.get("SW", "1"))
 _PATIENCE = 2.0  # an error counts little more once it passes this many times the level
 _PROBE = 32  # the first publication costs at most this part of epsilon
 _CLEAR = 8.0  # probing ends once the mean count is this many times the noise scale
@@ -60,8 +62,10 @@ class PacerState:
     steps: Integers = field(default_factory=_none)  # paid steps of the window, oldest first
     shares: Integers = field(default_factory=_none)  # and their budgets
     bank: Bank | None = None
+    jumps: Jumps | None = None
     held: Reals | None = None
-    stddev: Reals | None = None
+    variance: Reals | None = None  # of the true counts around what is held, now
+    growth: Reals | None = None  # of it, per step
     prior: Reals = field(default_factory=flat_prior)
     held_prior: Reals = field(default_factory=flat_prior)
 
@@ -119,10 +123,9 @@ class Pacer(HistogramMechanism, identity="pacer", keys="gamma"):
             scale = 1.0 / float(budget)
             state, release = self._learn(state, z, shares, scale, spend.step)
             return state, [release]
-        assert state.held is not None
-        release = Release(
-            step=spend.step, values=state.held, paid=False, held=True, stddev=state.stddev
-        )
+        assert state.held is not None and state.variance is not None and state.growth is not None
+        stddev = np.sqrt(state.variance + state.growth * float(spend.step - int(state.steps[-1])))
+        release = Release(step=spend.step, values=state.held, paid=False, held=True, stddev=stddev)
         return state, [release]
 
     def _affordable(self, state: PacerState, now: int) -> int:
@@ -145,13 +148,36 @@ class Pacer(HistogramMechanism, identity="pacer", keys="gamma"):
         grid = models(float(self.budget), self.window, thin=len(z) > FULL_BINS)
         if state.bank is None:
             bank, belief = first_belief(z, scale, grid)
+            jumps = no_jumps(len(z), self.window)
         else:
-            bank, belief = learn(state.bank, z, scale, now - int(state.steps[-1]), grid)
-        count, due, probing = self._choose_pace(state, bank, belief, scale, grid, now)
-        variance = later_variance(bank, belief, 0.5 * (due - now), grid)
+            assert state.jumps is not None
+            gap = now - int(state.steps[-1])
+            jumps, bank, belief = learn_jumps(
+                state.jumps, state.bank, z, scale, gap, grid, self.window
+            )
+        count, due, probing = self._choose_pace(state, bank, belief, jumps, scale, grid, now)
+        variance, (_, wide, growth) = later(bank, belief, 0.5 * (due - now), grid)
         gamma = float(self.gamma)
-        values, prior = estimate(belief.count, belief.count_variance, state.prior, gamma=gamma)
-        held, held_prior = estimate(belief.level, variance, state.held_prior, gamma=gamma)
+        level, bins = belief.level, jumps.bins
+        if jumps.before is not None:
+            typical, (low, low_wide, low_growth) = later(jumps.before, None, 0.5 * (due - now), grid)
+            odds = jumps.counts[:, bins]
+            p = odds[SPIKE] / odds.sum(axis=0)
+            high, g = level[bins], float(self.gamma)
+            back = p * np.maximum(high, 1.0) ** g >= (1 - p) * np.maximum(low, 1.0) ** g
+            level, variance = level.copy(), variance.copy()
+            level[bins] = np.where(back, low, high)
+            variance[bins] = np.where(back, typical, variance[bins])
+            wide[bins] = (
+                p * low_wide + (1 - p) * wide[bins] + np.where(back, 1 - p, p) * (high - low) ** 2
+            )
+            growth[bins] = p * low_growth + (1 - p) * growth[bins]
+        values, prior, shrunk = estimate(
+            belief.count, belief.count_variance, state.prior, gamma=gamma
+        )
+        held, held_prior, held_shrunk = estimate(
+            level, variance, state.held_prior, gamma=gamma
+        )
         inside = state.steps > now - self.window + 1  # the window of the next step
         state = PacerState(
             count=count,
@@ -160,20 +186,31 @@ class Pacer(HistogramMechanism, identity="pacer", keys="gamma"):
             steps=np.append(state.steps[inside], now),
             shares=np.append(state.shares[inside], shares),
             bank=bank,
+            jumps=jumps,
             held=held,
-            stddev=np.sqrt(variance),
+            variance=held_shrunk * wide,
+            growth=held_shrunk * growth,
             prior=prior,
             held_prior=held_prior,
         )
-        stddev = np.sqrt(belief.count_variance)
+        stddev = np.sqrt(shrunk * belief.mixture_variance)
         return state, Release(step=now, values=values, paid=True, stddev=stddev)
 
     def _choose_pace(
-        self, state: PacerState, bank: Bank, belief: Belief, scale: float, grid: Models, now: int
+        self,
+        state: PacerState,
+        bank: Bank,
+        belief: Belief,
+        jumps: Jumps,
+        scale: float,
+        grid: Models,
+        now: int,
     ) -> tuple[int, int, bool]:
         """Probe with twice the budget at once, or settle for a pace: its count, when next."""
         log_error = log_errors(float(self.budget), self.window, grid)
-        position = best(bank.weight, bank.level, log_error)
+        position = best(
+            bank.weight, bank.level, log_error, jumps.sizes / jumps.steps, intervals(self.window)
+        )
         if state.probing:
             clear = float(np.maximum(belief.count, 0.0).mean()) >= _CLEAR * scale
             if not clear and state.count > 2:
@@ -203,6 +240,12 @@ def counts(window: int) -> tuple[int, ...]:
     return tuple(sorted(chosen))
 
 
+@lru_cache(maxsize=64)
+def intervals(window: int) -> Reals:
+    """The steps between publications, for each of `counts`."""
+    return np.array([float(interval(window, count)) for count in counts(window)])
+
+
 def interval(window: int, count: int) -> int:
     """Steps from one publication to the next."""
     return -(-window // count)
@@ -229,7 +272,9 @@ def log_errors(epsilon: float, window: int, grid: Models) -> Reals:
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def best(weight: Reals, level: Reals, log_error: Reals) -> int:
+def best(
+    weight: Reals, level: Reals, log_error: Reals, jumps: Reals, intervals: Reals
+) -> int:
     """The position in `counts` with the least error, bins weighted by 1 / sqrt(level).
 
     Per bin the log error is averaged over models: while unsure, a ratio too slow is as bad as the
@@ -248,8 +293,9 @@ def best(weight: Reals, level: Reals, log_error: Reals) -> int:
         scale = max(level[j], 1.0)
         enough, root = _PATIENCE * scale, math.sqrt(scale)
         for c in range(options):
-            error = exp(mean[c])
+            error = exp(mean[c]) + JW * 0.5 * jumps[1, j] * (intervals[c] - 1.0)
             score[c] += error * enough / ((error + enough) * root)
+            score[c] += SW * jumps[0, j] * (1.0 - 1.0 / intervals[c]) / root
     least = 0
     for c in range(1, options):
         if score[c] < score[least]:

@@ -1,0 +1,104 @@
+"""Tell a level that has shifted from a one-step spike, and count how often either happens.
+
+Guarantee: post-processing; only released values are read.
+
+A release that most of a bin's models find beyond five deviations is a jump. From one release it
+cannot be told whether the level has shifted or the count was a spike, so both are kept until the
+next release of that bin: the bank that has learnt the release, and the bank of before. The next
+release decides by its density under either, and by what earlier jumps of the bin turned out to be.
+A spike is forgotten. Where more than a tenth of the releases would be, it is no outlier: the models
+have to learn it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from dpstream.mechanisms.w_event.pacer_models import Bank, Belief, Models, learn
+from dpstream.privacy.state.serial import storable
+from dpstream.records import Integers, Reals
+
+SPIKE, SHIFT = 0, 1
+
+_MOST = 0.5  # weight of surprised models from which a release is a jump
+_MEMORY = 50.0  # releases after which an earlier jump counts for a third
+_OFTEN = 5.0  # spikes within the memory from which they are no outliers
+_WINDOWS = 4.0  # windows that the costs of jumps are remembered for
+
+
+@storable("pacer jumps")
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Jumps:
+    """What jumps of each bin have been, and the bins whose last release was one."""
+
+    counts: Reals  # spikes, shifts x bins: how many, fading; from 1 each
+    sizes: Reals  # the same: sum of sizes, fading
+    steps: float  # that they were seen in, fading
+    bins: Integers  # whose newest release was a jump
+    before: Bank | None = None  # of these bins, without that release
+
+
+def no_jumps(bins: int, window: int) -> Jumps:
+    """Before the first release: half of the jumps are thought to be spikes."""
+    nothing = np.zeros((2, bins))
+    return Jumps(
+        counts=nothing + 1.0, sizes=nothing, steps=float(window), bins=np.zeros(0, np.int64)
+    )
+
+
+def learn_jumps(
+    jumps: Jumps, bank: Bank, z: Reals, scale: float, gap: int, grid: Models, window: int
+) -> tuple[Jumps, Bank, Belief]:
+    """After another release, `gap` steps later: `learn`, with jumps decided and found."""
+    new, belief = learn(bank, z, scale, gap, grid)
+    fade, fade_steps = math.exp(-1.0 / _MEMORY), math.exp(-gap / (_WINDOWS * window))
+    counts, sizes = 1.0 + fade * (jumps.counts - 1.0), fade_steps * jumps.sizes
+    open_, before = jumps.bins, jumps.before
+    if before is not None:
+        old, old_belief = learn(before, z[open_], scale, gap, grid, bins=len(z))
+        odds = np.log(counts[:, open_])
+        spike = old_belief.evidence + odds[SPIKE] > belief.evidence[open_] + odds[SHIFT]
+        size = np.abs(bank.level[open_] - before.level)
+        counts[np.where(spike, SPIKE, SHIFT), open_] += 1.0
+        sizes[np.where(spike, SPIKE, SHIFT), open_] += size
+        bank = _copy(bank)
+        for here, there in ((new, old), (bank, before), (belief, old_belief)):
+            _put(here, open_[spike], there, spike)
+    steps = fade_steps * jumps.steps + gap
+    found = np.flatnonzero(belief.surprised > _MOST)
+    if len(found):
+        found = found[counts[SPIKE, found] < 1.0 + _OFTEN]
+    before = None
+    if len(found):
+        before = Bank(
+            weight=bank.weight[found],
+            mean=bank.mean[found],
+            variance=bank.variance[found] + grid.drift * gap,
+            level=bank.level[found],
+            pool=bank.pool,
+        )
+    return (
+        Jumps(counts=counts, sizes=sizes, steps=steps, bins=found, before=before),
+        new,
+        belief,
+    )
+
+
+def _copy(bank: Bank) -> Bank:
+    return replace(
+        bank,
+        weight=bank.weight.copy(),
+        mean=bank.mean.copy(),
+        variance=bank.variance.copy(),
+        level=bank.level.copy(),
+    )
+
+
+def _put(here: Bank | Belief, bins: Integers, there: Bank | Belief, which: Reals) -> None:
+    """Rows of `there` into `here`."""
+    for name, values in vars(there).items():
+        if name != "pool":
+            getattr(here, name)[bins] = values[which]
