@@ -17,8 +17,15 @@ import numpy as np
 from dpstream.compiled import njit
 from dpstream.errors import InvalidParameter
 from dpstream.mechanisms.base import HistogramMechanism, Spender
+from dpstream.mechanisms.w_event.pacer_jumps import (
+    SHIFT,
+    SPIKE,
+    Jumps,
+    hold,
+    learn_jumps,
+    no_jumps,
+)
 from dpstream.mechanisms.w_event.pacer_math import exp
-from dpstream.mechanisms.w_event.pacer_jumps import SHIFT, SPIKE, Jumps, learn_jumps, no_jumps
 from dpstream.mechanisms.w_event.pacer_models import (
     FULL_BINS,
     Bank,
@@ -39,9 +46,8 @@ SHARES = 1 << 40
 
 _STEPS = 200  # points at which the error between two publications is looked at
 _SHORT = 5  # an interval of so few steps is never too long
-import os
-JW, SW = float(os.environ.get("JW", "1")), float(os.environ.get("SW", "1"))
 _PATIENCE = 2.0  # an error counts little more once it passes this many times the level
+_MISSED = 0.25  # of an interval; shifts are missed for half of it, and models expect some of them
 _PROBE = 32  # the first publication costs at most this part of epsilon
 _CLEAR = 8.0  # probing ends once the mean count is this many times the noise scale
 _SLOWING = 2  # at most this many times slower from one publication to the next
@@ -49,6 +55,10 @@ _SLOWING = 2  # at most this many times slower from one publication to the next
 
 def _none() -> Integers:
     return np.zeros(0, np.int64)
+
+
+def _nothing() -> Reals:
+    return np.zeros(0)
 
 
 @storable("pacer state")
@@ -64,8 +74,8 @@ class PacerState:
     bank: Bank | None = None
     jumps: Jumps | None = None
     held: Reals | None = None
-    variance: Reals | None = None  # of the true counts around what is held, now
-    growth: Reals | None = None  # of it, per step
+    variance: Reals = field(default_factory=_nothing)  # of the true counts around them
+    growth: Reals = field(default_factory=_nothing)  # of the variance, per step
     prior: Reals = field(default_factory=flat_prior)
     held_prior: Reals = field(default_factory=flat_prior)
 
@@ -77,9 +87,11 @@ class Pacer(HistogramMechanism, identity="pacer", keys="gamma"):
     Nothing is spent on looking. A bank of filters learns from the releases how fast and how
     restlessly each count moves; the pace with the least expected error is taken next. What is
     published is the filters' estimate, a whole number from 0 up that minimises the expected
-    |error| / max(count, 1)^`gamma` (0: absolute error; 1: relative error). `stddev` is the
-    filters' own standard deviation of the true count, given all releases so far: it includes
-    how far the stream may have moved since, and is as good as their models of the stream.
+    |error| / max(count, 1)^`gamma` (0: absolute error; 1: relative error). A release far from
+    what was expected may be a shift or a one-step spike: until the next release tells, both are
+    weighed. `stddev` is the root of the expected squared error of what is published, by the
+    whole mixture of filters, given all releases so far: it grows with every held step, includes
+    shrinkage, and is as good as the models of the stream.
 
     Guarantee: w-event epsilon-DP, w = `window`: counts are read by publications only, each of
         which takes no more than the window has left; all else is computed from releases.
@@ -123,8 +135,9 @@ class Pacer(HistogramMechanism, identity="pacer", keys="gamma"):
             scale = 1.0 / float(budget)
             state, release = self._learn(state, z, shares, scale, spend.step)
             return state, [release]
-        assert state.held is not None and state.variance is not None and state.growth is not None
-        stddev = np.sqrt(state.variance + state.growth * float(spend.step - int(state.steps[-1])))
+        assert state.held is not None
+        since = float(spend.step - int(state.steps[-1]))
+        stddev = np.sqrt(state.variance + state.growth * since)
         release = Release(step=spend.step, values=state.held, paid=False, held=True, stddev=stddev)
         return state, [release]
 
@@ -156,27 +169,13 @@ class Pacer(HistogramMechanism, identity="pacer", keys="gamma"):
                 state.jumps, state.bank, z, scale, gap, grid, self.window
             )
         count, due, probing = self._choose_pace(state, bank, belief, jumps, scale, grid, now)
-        variance, (_, wide, growth) = later(bank, belief, 0.5 * (due - now), grid)
         gamma = float(self.gamma)
-        level, bins = belief.level, jumps.bins
-        if jumps.before is not None:
-            typical, (low, low_wide, low_growth) = later(jumps.before, None, 0.5 * (due - now), grid)
-            odds = jumps.counts[:, bins]
-            p = odds[SPIKE] / odds.sum(axis=0)
-            high, g = level[bins], float(self.gamma)
-            back = p * np.maximum(high, 1.0) ** g >= (1 - p) * np.maximum(low, 1.0) ** g
-            level, variance = level.copy(), variance.copy()
-            level[bins] = np.where(back, low, high)
-            variance[bins] = np.where(back, typical, variance[bins])
-            wide[bins] = (
-                p * low_wide + (1 - p) * wide[bins] + np.where(back, 1 - p, p) * (high - low) ** 2
-            )
-            growth[bins] = p * low_growth + (1 - p) * growth[bins]
+        until = hold(jumps, later(bank, 0.5 * (due - now), grid), 0.5 * (due - now), grid, gamma)
         values, prior, shrunk = estimate(
-            belief.count, belief.count_variance, state.prior, gamma=gamma
+            belief.count, belief.typical_variance, state.prior, gamma=gamma
         )
         held, held_prior, held_shrunk = estimate(
-            level, variance, state.held_prior, gamma=gamma
+            until.level, until.typical, state.held_prior, gamma=gamma
         )
         inside = state.steps > now - self.window + 1  # the window of the next step
         state = PacerState(
@@ -188,12 +187,12 @@ class Pacer(HistogramMechanism, identity="pacer", keys="gamma"):
             bank=bank,
             jumps=jumps,
             held=held,
-            variance=held_shrunk * wide,
-            growth=held_shrunk * growth,
+            variance=held_shrunk * until.variance,
+            growth=held_shrunk * until.growth,
             prior=prior,
             held_prior=held_prior,
         )
-        stddev = np.sqrt(shrunk * belief.mixture_variance)
+        stddev = np.sqrt(shrunk * belief.variance)
         return state, Release(step=now, values=values, paid=True, stddev=stddev)
 
     def _choose_pace(
@@ -272,13 +271,12 @@ def log_errors(epsilon: float, window: int, grid: Models) -> Reals:
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def best(
-    weight: Reals, level: Reals, log_error: Reals, jumps: Reals, intervals: Reals
-) -> int:
+def best(weight: Reals, level: Reals, log_error: Reals, jumps: Reals, intervals: Reals) -> int:
     """The position in `counts` with the least error, bins weighted by 1 / sqrt(level).
 
     Per bin the log error is averaged over models: while unsure, a ratio too slow is as bad as the
-    same ratio too fast.
+    same ratio too fast. `jumps` (spikes, shifts x bins) are sizes per step: a shift is missed
+    for half an interval in the mean, a spike wherever a count is held.
     """
     bins, size = weight.shape
     options = log_error.shape[1]
@@ -293,9 +291,9 @@ def best(
         scale = max(level[j], 1.0)
         enough, root = _PATIENCE * scale, math.sqrt(scale)
         for c in range(options):
-            error = exp(mean[c]) + JW * 0.5 * jumps[1, j] * (intervals[c] - 1.0)
+            error = exp(mean[c]) + _MISSED * jumps[SHIFT, j] * (intervals[c] - 1.0)
             score[c] += error * enough / ((error + enough) * root)
-            score[c] += SW * jumps[0, j] * (1.0 - 1.0 / intervals[c]) / root
+            score[c] += jumps[SPIKE, j] * (1.0 - 1.0 / intervals[c]) / root
     least = 0
     for c in range(1, options):
         if score[c] < score[least]:

@@ -16,8 +16,16 @@ import math
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
-from dpstream.mechanisms.w_event.pacer_models import Bank, Belief, Models, learn
+from dpstream.mechanisms.w_event.pacer_models import (
+    Bank,
+    Belief,
+    Later,
+    Models,
+    later,
+    learn,
+)
 from dpstream.privacy.state.serial import storable
 from dpstream.records import Integers, Reals
 
@@ -56,17 +64,18 @@ def learn_jumps(
     new, belief = learn(bank, z, scale, gap, grid)
     fade, fade_steps = math.exp(-1.0 / _MEMORY), math.exp(-gap / (_WINDOWS * window))
     counts, sizes = 1.0 + fade * (jumps.counts - 1.0), fade_steps * jumps.sizes
-    open_, before = jumps.bins, jumps.before
+    bins, before = jumps.bins, jumps.before
     if before is not None:
-        old, old_belief = learn(before, z[open_], scale, gap, grid, bins=len(z))
-        odds = np.log(counts[:, open_])
-        spike = old_belief.evidence + odds[SPIKE] > belief.evidence[open_] + odds[SHIFT]
-        size = np.abs(bank.level[open_] - before.level)
-        counts[np.where(spike, SPIKE, SHIFT), open_] += 1.0
-        sizes[np.where(spike, SPIKE, SHIFT), open_] += size
+        old, old_belief = learn(before, z[bins], scale, gap, grid, bins=len(z))
+        odds = np.log(counts[:, bins])
+        spike = old_belief.evidence + odds[SPIKE] > belief.evidence[bins] + odds[SHIFT]
+        size = np.abs(bank.level[bins] - before.level)
+        kind = np.where(spike, SPIKE, SHIFT)
+        counts[kind, bins] += 1.0
+        sizes[kind, bins] += size
         bank = _copy(bank)
         for here, there in ((new, old), (bank, before), (belief, old_belief)):
-            _put(here, open_[spike], there, spike)
+            _put(here, bins[spike], there, spike)
     steps = fade_steps * jumps.steps + gap
     found = np.flatnonzero(belief.surprised > _MOST)
     if len(found):
@@ -80,11 +89,34 @@ def learn_jumps(
             level=bank.level[found],
             pool=bank.pool,
         )
-    return (
-        Jumps(counts=counts, sizes=sizes, steps=steps, bins=found, before=before),
-        new,
-        belief,
+    jumps = Jumps(counts=counts, sizes=sizes, steps=steps, bins=found, before=before)
+    return jumps, new, belief
+
+
+def hold(jumps: Jumps, shifted: Later, after: float, grid: Models, gamma: float) -> Later:
+    """What to hold until the next release, `shifted` being what follows if no jump was a spike.
+
+    Of the two levels the one with the least expected |error| / level^gamma is held. The variance is
+    that of the true count around it, whichever of the two is true.
+    """
+    if jumps.before is None:
+        return shifted
+    bins, back = jumps.bins, later(jumps.before, after, grid)
+    here = Later(*(row[bins] for row in shifted))
+    spike = jumps.counts[SPIKE, bins] / jumps.counts[:, bins].sum(axis=0)
+    shift = 1.0 - spike
+    low, high = (np.maximum(each.level, 1.0) ** gamma for each in (back, here))
+    chosen = spike * high >= shift * low
+    missed = np.where(chosen, shift, spike) * (here.level - back.level) ** 2
+    rows = (
+        np.where(chosen, back.level, here.level),
+        np.where(chosen, back.typical, here.typical),
+        spike * back.variance + shift * here.variance + missed,
+        spike * back.growth + shift * here.growth,
     )
+    for row, found in zip(shifted, rows, strict=True):
+        row[bins] = found
+    return shifted
 
 
 def _copy(bank: Bank) -> Bank:
@@ -97,7 +129,9 @@ def _copy(bank: Bank) -> Bank:
     )
 
 
-def _put(here: Bank | Belief, bins: Integers, there: Bank | Belief, which: Reals) -> None:
+def _put(
+    here: Bank | Belief, bins: Integers, there: Bank | Belief, which: NDArray[np.bool_]
+) -> None:
     """Rows of `there` into `here`."""
     for name, values in vars(there).items():
         if name != "pool":

@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -116,7 +117,8 @@ _TINY = 1e-8  # weights below this are left out of averages
 _HEAVY = 1e-3  # and below this out of the mixture's variance
 _TOGETHER = 8  # bins whose models are worked on at once
 _HALF_LOG = 0.5 * math.log(2.0 * math.pi)
-_SURPRISE = 25.0  # squared deviations from which a release surprises a model
+_LOUD = 10.0  # noise scales that surprise no model: noise is larger once in 22,000 times
+_SURPRISE = 25.0  # squared deviations beyond them from which a release surprises a model
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -140,7 +142,7 @@ def learn_all(
     """
     bins, size = weight.shape
     mean, variance = np.empty((bins, size)), np.empty((bins, size))
-    pool, by_bin = np.zeros(size), np.empty((8, bins))
+    pool, by_bin = np.zeros(size), np.empty((6, bins))
     lanes = min(_TOGETHER, bins) * size
     moved, jitter = np.empty(lanes), np.empty(lanes)
     for i in range(lanes):
@@ -176,6 +178,7 @@ def _see(
     log_density, seen, seen_variance = work[3], work[4], work[5]
     surprised, exact = work[7], work[8:]
     size, noise, widest = len(weight) // len(z), 2.0 * scale * scale, (NEGLIGIBLE * scale) ** 2
+    loud = _LOUD * scale
     for j in range(len(z)):
         away[j * size : (j + 1) * size] = z[j]
     for i in range(len(weight)):
@@ -184,9 +187,9 @@ def _see(
         away[i] -= mean[i]
         wide = total[i] + noise
         narrow = 1.0 / wide
-        far = away[i] * away[i] * narrow
-        surprised[i] = weight[i] if far > _SURPRISE else 0.0
-        log_density[i] = -0.5 * (far + log(wide)) - _HALF_LOG
+        beyond = max(abs(away[i]) - loud, 0.0)
+        surprised[i] = weight[i] if beyond * beyond > _SURPRISE * total[i] else 0.0
+        log_density[i] = -0.5 * (away[i] * away[i] * narrow + log(wide)) - _HALF_LOG
         seen[i] = mean[i] + total[i] * narrow * away[i]
         seen_variance[i] = total[i] * narrow * noise
     heavy = np.int64(0)  # the constant 0 would be compiled for by itself
@@ -215,9 +218,8 @@ def _weigh(
 ) -> None:
     """The levels behind the counts, the models' weights, and what follows for each bin.
 
-    Rows of `by_bin`: count, its typical variance, level, variance of the models' levels, typical
-    level, the mixture's variance of the count, log density of the release, weight of the models
-    that it surprised.
+    Rows of `by_bin`: count, its typical variance, the mixture's variance of it, log density of the
+    release, weight of the models that it surprised, typical level.
     """
     before, total, log_density, seen, seen_variance = work[0], work[1], work[3], work[4], work[5]
     x_part, y_part, seen_part = work[6], work[2], work[7]
@@ -228,8 +230,7 @@ def _weigh(
             best = max(best, log_density[i])
         for i in range(j * size, (j + 1) * size):
             log_density[i] -= best
-        by_bin[6, j] = best
-        by_bin[7, j] = sum_of(work[7], j * size, size)
+        by_bin[3, j], by_bin[4, j] = best, sum_of(seen_part, j * size, size)
     for i in range(lanes):
         gain = before[i] / total[i]
         new_variance[i] = before[i] * (1.0 - gain) + gain * gain * seen_variance[i]
@@ -239,7 +240,7 @@ def _weigh(
         total[i] = log(new_variance[i] + jitter[i] + 1e-12)
     for j in range(bins):
         mass = sum_of(weight, j * size, size)
-        by_bin[6, j] += log(mass)
+        by_bin[3, j] += log(mass)
         x_part[j * size : (j + 1) * size] = 1.0 / mass
     for i in range(lanes):
         weight[i] *= x_part[i]
@@ -251,44 +252,44 @@ def _weigh(
         start = j * size
         for g in range(size):
             pool[g] += weight[start + g]
-        by_bin[0, j], by_bin[2, j] = sum_of(x_part, start, size), sum_of(y_part, start, size)
+        by_bin[0, j], by_bin[5, j] = sum_of(x_part, start, size), sum_of(y_part, start, size)
         x_part[start : start + size] = by_bin[0, j]
-        y_part[start : start + size] = by_bin[2, j]
+        y_part[start : start + size] = by_bin[5, j]
     for i in range(lanes):
         seen_part[i] = weight[i] * seen_variance[i]
         x_part[i] = weight[i] * (seen[i] - x_part[i]) ** 2
         y_part[i] = weight[i] * (new_mean[i] - y_part[i]) ** 2
     for j in range(bins):
-        start, level = j * size, by_bin[2, j]
+        start, level = j * size, by_bin[5, j]
         spread = sum_of(x_part, start, size)
         by_bin[1, j] = exp(sum_of(before, start, size)) + spread
-        by_bin[5, j] = sum_of(seen_part, start, size) + spread
-        by_bin[3, j] = sum_of(y_part, start, size)
-        sd = math.sqrt(exp(sum_of(total, start, size)) + by_bin[3, j])
-        by_bin[4, j] = level if level >= sd else max(level, 0.0) + 0.5 * sd
+        by_bin[2, j] = sum_of(seen_part, start, size) + spread
+        sd = math.sqrt(exp(sum_of(total, start, size)) + sum_of(y_part, start, size))
+        by_bin[5, j] = level if level >= sd else max(level, 0.0) + 0.5 * sd
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _later(
     weight: Reals, mean: Reals, variance: Reals, drift: Reals, white: Reals, after: float
 ) -> Reals:
-    """Four rows of figures of a later count, by bin; see `Later`."""
+    """The rows of `Later`."""
     bins, size = weight.shape
-    terms, out = np.empty(size), np.empty((4, bins))
+    terms, out = np.empty((3, size)), np.empty((4, bins))
     for j in range(bins):
-        mass = level = square = wide = moved = 0.0
+        heavy = wide = moved = 0.0
         for g in range(size):
             counted = weight[j, g] if weight[j, g] > _TINY else 0.0
-            terms[g] = counted * log(variance[j, g] + white[g] + drift[g] * after + 1e-12)
+            terms[0, g] = weight[j, g] * mean[j, g]
+            terms[1, g] = counted * log(variance[j, g] + white[g] + drift[g] * after + 1e-12)
+        level = sum_of(terms[0], 0, size)
+        for g in range(size):
             counted = weight[j, g] if weight[j, g] > _HEAVY else 0.0
-            mass += counted
-            level += counted * mean[j, g]
-            square += counted * mean[j, g] ** 2
-            wide += counted * (variance[j, g] + white[g])
+            terms[2, g] = weight[j, g] * (mean[j, g] - level) ** 2
+            heavy += counted
+            wide += counted * (variance[j, g] + white[g] + (mean[j, g] - level) ** 2)
             moved += counted * drift[g]
-        out[0, j] = exp(sum_of(terms, 0, size))
-        out[1, j], out[3, j] = level / mass, moved / mass
-        out[2, j] = wide / mass + max(square / mass - (level / mass) ** 2, 0.0)
+        out[0, j], out[1, j] = level, exp(sum_of(terms[1], 0, size)) + sum_of(terms[2], 0, size)
+        out[2, j], out[3, j] = wide / heavy, moved / heavy
     return out
 
 
@@ -310,13 +311,11 @@ class Bank:
 
 @dataclass(frozen=True, eq=False)
 class Belief:
-    """What the bank thinks of each bin: the count just published, and the level behind it."""
+    """What the bank thinks of each bin's count, just published, and of the release itself."""
 
     count: Reals
-    count_variance: Reals
-    level: Reals
-    disagreement: Reals  # variance of the models' means of the level
-    mixture_variance: Reals  # of the count
+    typical_variance: Reals  # see `Later`
+    variance: Reals
     evidence: Reals  # log density of what was published
     surprised: Reals  # weight of the models that did not expect it
 
@@ -335,7 +334,7 @@ def first_belief(z: Reals, scale: float, grid: Models) -> tuple[Bank, Belief]:
         pool=weight.mean(axis=0),
     )
     nothing = np.zeros(bins)
-    return bank, Belief(z, noise, z, nothing, noise, nothing, nothing)
+    return bank, Belief(z, noise, noise, nothing, nothing)
 
 
 def learn(
@@ -357,21 +356,29 @@ def learn(
         weight,
         _LIGHT if bins > FULL_BINS else 0.0,
     )
-    *belief, typical_level = by_bin[[0, 1, 2, 3, 5, 6, 7, 4]]
+    *belief, typical_level = by_bin
     bank = Bank(weight=weight, mean=mean, variance=variance, level=typical_level, pool=pool)
     return bank, Belief(*belief)
 
 
-def later(bank: Bank, belief: Belief | None, after: float, grid: Models) -> tuple[Reals, Reals]:
-    """Typical variance of a count `after` steps from now, and (level, variance, growth) rows.
+class Later(NamedTuple):
+    """What is thought of each bin's count until the next publication.
 
-    The typical one is the geometric mean over models, plus their spread: what is published rests on
-    it, since the arithmetic mean would be ruled by the few huge ones. The mixture's variance d steps
-    from now is variance + growth d; models that hardly weigh anything are left out of it.
+    What is published rests on the typical variance, the geometric mean over models plus their
+    spread: the arithmetic mean would be ruled by the few huge ones. The mixture's variance, which
+    the published deviation rests on, is the arithmetic one without models that hardly weigh
+    anything: d steps from now it is `variance` + `growth` d.
     """
-    rows = _later(bank.weight, bank.mean, bank.variance, grid.drift, grid.white, after)
-    spread = belief.disagreement if belief is not None else 0.0
-    return rows[0] + spread, rows[1:]
+
+    level: Reals
+    typical: Reals
+    variance: Reals
+    growth: Reals
+
+
+def later(bank: Bank, after: float, grid: Models) -> Later:
+    """The typical variance is that `after` steps from now."""
+    return Later(*_later(bank.weight, bank.mean, bank.variance, grid.drift, grid.white, after))
 
 
 CELLS = 41
@@ -412,7 +419,7 @@ def estimate(
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _weak(mean: Reals, sd: Reals, typical: float, gamma: float, flat: Reals, prior: Reals) -> Reals:
-    """Weighted posterior medians, and the second moments about them; `prior` is updated in place."""
+    """Weighted posterior medians, second moments about them; `prior` is updated in place."""
     bins = len(mean)
     likelihood, by_cell = _likelihood(mean, sd, typical), np.empty((CELLS, bins))
     for i in range(CELLS):

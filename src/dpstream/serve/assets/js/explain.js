@@ -20,11 +20,13 @@ export function showExplain(query) {
       "Random noise of a known size is added to every number before it is published. The exact number lies within ± the margin about 19 times out of 20. The margin says how large the noise is; it does not cover rows that the query’s bounds leave out.",
     ),
   );
+  if (query.margins === false)
+    part("No margins", paragraph(`${query.mechanism} publishes no margin: how far its numbers are off depends on the data.`));
   if (query.mechanism)
     part(
       "Held values",
       paragraph(
-        "Where a number is marked “held” it repeats an older release, to save budget. The stream may have moved since: the margin knows nothing of that.",
+        "Where a number is marked “held” it repeats an older release, to save budget. The stream may have moved since: the margin of pacer grows with that, those of others know nothing of it.",
       ),
     );
   if (said && typeof said === "object") {
