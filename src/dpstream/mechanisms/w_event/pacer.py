@@ -48,6 +48,8 @@ _STEPS = 200  # points at which the error between two publications is looked at
 _SHORT = 5  # an interval of so few steps is never too long
 _PATIENCE = 2.0  # an error counts little more once it passes this many times the level
 _MISSED = 0.25  # of an interval; shifts are missed for half of it, and models expect some of them
+_MISSES = 0.05  # of the releases are beyond two deviations, with the noise, if all is well
+_WIDENING, _UNSURE, _WIDEST = 0.5, 0.8, 3.0  # log variance per miss, at first, at most
 _PROBE = 32  # the first publication costs at most this part of epsilon
 _CLEAR = 8.0  # probing ends once the mean count is this many times the noise scale
 _SLOWING = 2  # at most this many times slower from one publication to the next
@@ -76,6 +78,7 @@ class PacerState:
     held: Reals | None = None
     variance: Reals = field(default_factory=_nothing)  # of the true counts around them
     growth: Reals = field(default_factory=_nothing)  # of the variance, per step
+    widening: Reals = field(default_factory=_nothing)  # log of what it is multiplied by
     prior: Reals = field(default_factory=flat_prior)
     held_prior: Reals = field(default_factory=flat_prior)
 
@@ -91,7 +94,7 @@ class Pacer(HistogramMechanism, identity="pacer", keys="gamma"):
     what was expected may be a shift or a one-step spike: until the next release tells, both are
     weighed. `stddev` is the root of the expected squared error of what is published, by the
     whole mixture of filters, given all releases so far: it grows with every held step, includes
-    shrinkage, and is as good as the models of the stream.
+    shrinkage, and is larger where releases were further from held counts than was expected.
 
     Guarantee: w-event epsilon-DP, w = `window`: counts are read by publications only, each of
         which takes no more than the window has left; all else is computed from releases.
@@ -137,7 +140,7 @@ class Pacer(HistogramMechanism, identity="pacer", keys="gamma"):
             return state, [release]
         assert state.held is not None
         since = float(spend.step - int(state.steps[-1]))
-        stddev = np.sqrt(state.variance + state.growth * since)
+        stddev = np.sqrt(np.exp(state.widening) * (state.variance + state.growth * since))
         release = Release(step=spend.step, values=state.held, paid=False, held=True, stddev=stddev)
         return state, [release]
 
@@ -161,10 +164,13 @@ class Pacer(HistogramMechanism, identity="pacer", keys="gamma"):
         grid = models(float(self.budget), self.window, thin=len(z) > FULL_BINS)
         if state.bank is None:
             bank, belief = first_belief(z, scale, grid)
-            jumps = no_jumps(len(z), self.window)
+            jumps, widening = no_jumps(len(z), self.window), np.full(len(z), _UNSURE)
         else:
             assert state.jumps is not None
+            assert state.held is not None
             gap = now - int(state.steps[-1])
+            expected = state.variance + state.growth * float(gap)
+            widening = widen(state.widening, z - state.held, expected, 2.0 * scale * scale)
             jumps, bank, belief = learn_jumps(
                 state.jumps, state.bank, z, scale, gap, grid, self.window
             )
@@ -189,6 +195,7 @@ class Pacer(HistogramMechanism, identity="pacer", keys="gamma"):
             held=held,
             variance=held_shrunk * until.variance,
             growth=held_shrunk * until.growth,
+            widening=widening,
             prior=prior,
             held_prior=held_prior,
         )
@@ -218,6 +225,18 @@ class Pacer(HistogramMechanism, identity="pacer", keys="gamma"):
             position = max(position, bisect_left(counts(self.window), state.count / _SLOWING))
         count = counts(self.window)[position]
         return count, now + interval(self.window, count), False
+
+
+def widen(widening: Reals, away: Reals, variance: Reals, noise: float) -> Reals:
+    """The log of a factor for the variance of held counts, such that most releases were within.
+
+    `away`: a release less what was held until then. A miss of two deviations widens, a hit narrows
+    a little, so that in the long run about _MISSES of them miss: Gibbs, Candès, "Adaptive Conformal
+    Inference Under Distribution Shift", 2021. The models' own variance is never made smaller.
+    """
+    missed = away * away > 4.0 * (np.exp(widening) * variance + noise)
+    wider: Reals = np.clip(widening + _WIDENING * (missed - _MISSES), 0.0, _WIDEST)
+    return wider
 
 
 @lru_cache(maxsize=64)

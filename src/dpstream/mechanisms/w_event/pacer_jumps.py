@@ -29,7 +29,7 @@ from dpstream.mechanisms.w_event.pacer_models import (
 from dpstream.privacy.state.serial import storable
 from dpstream.records import Integers, Reals
 
-SPIKE, SHIFT = 0, 1
+SPIKE, SHIFT, SQUARE = 0, 1, 2
 
 _MOST = 0.5  # weight of surprised models from which a release is a jump
 _MEMORY = 50.0  # releases after which an earlier jump counts for a third
@@ -43,7 +43,7 @@ class Jumps:
     """What jumps of each bin have been, and the bins whose last release was one."""
 
     counts: Reals  # spikes, shifts x bins: how many, fading; from 1 each
-    sizes: Reals  # the same: sum of sizes, fading
+    sizes: Reals  # sums of sizes, and of squared shifts x bins: fading
     steps: float  # that they were seen in, fading
     bins: Integers  # whose newest release was a jump
     before: Bank | None = None  # of these bins, without that release
@@ -51,9 +51,11 @@ class Jumps:
 
 def no_jumps(bins: int, window: int) -> Jumps:
     """Before the first release: half of the jumps are thought to be spikes."""
-    nothing = np.zeros((2, bins))
     return Jumps(
-        counts=nothing + 1.0, sizes=nothing, steps=float(window), bins=np.zeros(0, np.int64)
+        counts=np.ones((2, bins)),
+        sizes=np.zeros((3, bins)),
+        steps=float(window),
+        bins=np.zeros(0, np.int64),
     )
 
 
@@ -73,6 +75,7 @@ def learn_jumps(
         kind = np.where(spike, SPIKE, SHIFT)
         counts[kind, bins] += 1.0
         sizes[kind, bins] += size
+        sizes[SQUARE, bins] += np.where(spike, 0.0, size**2)
         bank = _copy(bank)
         for here, there in ((new, old), (bank, before), (belief, old_belief)):
             _put(here, bins[spike], there, spike)
@@ -97,11 +100,14 @@ def hold(jumps: Jumps, shifted: Later, after: float, grid: Models, gamma: float)
     """What to hold until the next release, `shifted` being what follows if no jump was a spike.
 
     Of the two levels the one with the least expected |error| / level^gamma is held. The variance is
-    that of the true count around it, whichever of the two is true.
+    that of the true count around it, whichever of the two is true; with every step it grows by what
+    shifts have been like. Spikes to come are left out: they are rare, and would be all of it.
     """
+    shifted.growth[:] += jumps.sizes[SQUARE] / jumps.steps
     if jumps.before is None:
         return shifted
     bins, back = jumps.bins, later(jumps.before, after, grid)
+    back.growth[:] += jumps.sizes[SQUARE, bins] / jumps.steps
     here = Later(*(row[bins] for row in shifted))
     spike = jumps.counts[SPIKE, bins] / jumps.counts[:, bins].sum(axis=0)
     shift = 1.0 - spike
