@@ -30,6 +30,7 @@ BENCHES: Final[dict[str, str]] = {
     "noise": "exact samples per second on one core, against opendp, diffprivlib and numpy",
     "counters": "errors, state and speed of the continual counters, and of accounting",
     "w_event": "errors of the w-event mechanisms on real and synthetic streams",
+    "shapes": "the w-event mechanisms on generated bursts, on/off, steps, ramps, seasons, near 0",
     "dpi": "distributions for ever under user-level privacy: errors, budget left, time",
     "delayed": "errors of the mechanisms with a delay, beside their published forms, and steps/s",
     "recovery": (

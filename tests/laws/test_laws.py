@@ -398,3 +398,13 @@ def test_the_independent_ledger_catches_overspend():
     assert worst_loss(inside, 5) == Fraction(3, 2)
     assert worst_loss(outside, 5) == 1
     assert isinstance(example("sample"), HistogramMechanism)
+
+
+@every_mechanism
+def test_a_mechanism_says_whether_it_publishes_a_deviation(name):
+    """The tables of the docs and the page repeat what it says; a release has one, or none has."""
+    mechanism = example(name)
+    series = dps.release(mechanism, stream(mechanism, 12), secret=SECRET, run_id=RUN)
+
+    assert (~np.isnan(series.stddev)).all() == mechanism.publishes_stddev
+    assert np.isnan(series.stddev).all() != mechanism.publishes_stddev

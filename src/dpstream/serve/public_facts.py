@@ -133,6 +133,7 @@ class QueryDescription:
             },
             "strategy": self.query.strategy if isinstance(self.query, Query) else None,
             "mechanism": None if mechanism is None else name_of(mechanism),
+            "margins": getattr(mechanism, "publishes_stddev", True),
             "live": self.query.live,
             "explain": {key: fact for key, fact in facts.items() if key not in _OPERATORS},
         }

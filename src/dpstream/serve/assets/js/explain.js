@@ -30,11 +30,13 @@ export function showExplain(query) {
     ),
     ...(DROPPED[query.dropped_rows] ?? []).map((words) => paragraph(words)),
   );
+  if (query.margins === false)
+    part("No margins", paragraph(`${query.mechanism} publishes no margin: how far its numbers are off depends on the data.`));
   if (query.mechanism)
     part(
       "Held values",
       paragraph(
-        "Where a number is marked “held” it repeats an older release, to save budget. The stream may have moved since: the margin knows nothing of that.",
+        "Where a number is marked “held” it repeats an older release, to save budget. The stream may have moved since: the margin of pacer grows with that, those of others know nothing of it.",
       ),
     );
   if (said && typeof said === "object") {
