@@ -73,7 +73,7 @@ def test_a_file_with_another_budget_names_the_command_that_gives_it_to_the_book(
     assert "--epsilon 2 --delta 1e-08" in run("run", "pipeline.toml").err
     less = run("ledger", "grow", "book", "--epsilon", "0.5", "--because", "less", "--json")
     assert (less.code, less.error["error"]) == (3, "BudgetExceeded")
-    words = r"epsilon = 0\.[6-9]\d* \(mu_squared = \S+\) is spent .* budget is epsilon = 0\.5 \(mu_sq"
+    words = r"epsilon = 0\.[6-9]\d* \(mu_squared = \S+\) is spent .* is epsilon = 0\.5 \(mu_sq"
     assert re.search(words, less.error["message"]), less.error
 
 

@@ -235,8 +235,8 @@ def widen(widening: Reals, away: Reals, variance: Reals, noise: float) -> Reals:
     Inference Under Distribution Shift", 2021. The models' own variance is never made smaller.
     """
     missed = away * away > 4.0 * (np.exp(widening) * variance + noise)
-    wider: Reals = np.clip(widening + _WIDENING * (missed - _MISSES), 0.0, _WIDEST)
-    return wider
+    wider = np.maximum(widening + _WIDENING * (missed - _MISSES), 0.0)
+    return np.minimum(wider, _WIDEST)
 
 
 @lru_cache(maxsize=64)
