@@ -13,6 +13,7 @@ from dpstream.mechanisms.base import whole
 from dpstream.privacy.accounting.promises import promise, rows_of
 from dpstream.privacy.amounts import Amount, positive
 from dpstream.privacy.ledger.charges import Terms
+from dpstream.privacy.state.identity import canonical
 from dpstream.query.aggregates import Aggregate, Count, Measure, Sum, all_measures
 from dpstream.query.row_spec import Finish, Prepare, RowSpec
 from dpstream.query.windows import Duration, Instant, Tumble
@@ -148,8 +149,9 @@ class Query(RowSpec, identity="query", keys=_KEYS):
             put("pre_threshold", whole(self.pre_threshold, "pre_threshold", at_least=0))
         self._check_answers()
         if self.debias is not None:
-            rows = 4 * self.bounds.rows if self.debias_rows is None else self.debias_rows
-            put("debias_rows", whole(rows, "debias_rows", at_least=self.bounds.rows))
+            least = self.declared_bounds.rows
+            rows = 4 * least if self.debias_rows is None else self.debias_rows
+            put("debias_rows", whole(rows, "debias_rows", at_least=least))
         put("weights", _exact_weights(self.weights, self.aggregates))
         super().__post_init__()
 
@@ -180,15 +182,43 @@ class Query(RowSpec, identity="query", keys=_KEYS):
 
     @cached_property
     def bounds(self) -> Bounds:
-        """What is kept of each unit."""
+        """What is kept of each unit: noise and memory are for groups that exist.
+
+        >>> Query(privacy_unit_column="user", epsilon=1, delta=1e-9, max_groups_contributed=8).bounds
+        Bounds(rows=1, groups=1, rows_per_group=1)
+        """
+        most = self.max_groups_contributed
+        return self._bounds(min(most, most if self.reachable is None else self.reachable))
+
+    @property
+    def declared_bounds(self) -> Bounds:
+        """What the query asks to be kept of each unit, were there groups enough."""
+        return self._bounds(self.max_groups_contributed)
+
+    def _bounds(self, groups: int) -> Bounds:
         assert self.max_rows_contributed is not None
-        most = self.max_groups_contributed * self.max_rows_per_group
-        rows = min(self.max_rows_contributed, most)
+        rows = min(self.max_rows_contributed, groups * self.max_rows_per_group)
         return Bounds(
-            rows=rows,
-            groups=min(self.max_groups_contributed, rows),
-            rows_per_group=min(self.max_rows_per_group, rows),
+            rows=rows, groups=min(groups, rows), rows_per_group=min(self.max_rows_per_group, rows)
         )
+
+    @cached_property
+    def reachable(self) -> int | None:
+        """Groups (key and window) that rows of one unit can be in at all; None: without limit.
+
+        Proof: `docs/soundness/latched.md`.
+        """
+        if self.public_groups is None or self.max_groups_contributed == 1:
+            return None
+        fixed = self.starting(0)  # a live query begins with a whole window, whenever that is
+        windows = fixed.schedule.windows_of_a_period(fixed.periods)
+        return None if windows is None else windows * len(self.public_groups)
+
+    def facts(self) -> dict[str, str]:
+        """Everything that fixes the releases besides the data; bounds where they are cut down."""
+        if self.bounds == self.declared_bounds:
+            return super().facts()
+        return super().facts() | {"reachable_groups": canonical(self.reachable)}
 
     @property
     def in_rounds(self) -> bool:
