@@ -275,9 +275,14 @@ def _columns(plan: NoisePlan, releases: int) -> list[dict[str, Any]]:
             note = "each release says its own error bar, which depends on what it is made of"
             columns.append({"column": aggregate.name, "first": None, "last": None, "note": note})
             continue
-        measure = aggregate.measures(query.one_row)[0]
-        spread = window.stddevs[query.measures.index(measure)] * float(measure.quantum)
+        spreads = [
+            window.stddevs[query.measures.index(measure)] * float(measure.quantum)
+            for measure in query.measures_of[aggregate.name]
+        ]
         per_row = aggregate.error_bar == "per_row"
+        spread = spreads[0]
+        if not per_row:
+            _, spread = aggregate.answer([(np.zeros(releases), each) for each in spreads], False)
         note = " (divided by the number of rows of the group)" if per_row else ""
         columns.append(
             {

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from dpstream.errors import StateError
-from dpstream.query.aggregates import Aggregate, Measure
+from dpstream.query.aggregates import Aggregate, Measure, measures_by_name
 from dpstream.query.column_types import Types
 from dpstream.query.noise_plan import NoisePlan
 from dpstream.query.row_spec import RowSpec
@@ -42,9 +42,10 @@ def answer_columns(
     share of rows that bounding kept, and the standard deviation of that; None: not asked.
     """
     table: dict[str, Any] = {}
+    measures = measures_by_name(aggregates, one_row=one_row)
     for aggregate in aggregates:
         pairs = []
-        for measure in aggregate.measures(one_row):
+        for measure in measures[aggregate.name]:
             steps, stddev = noisy[measure]
             quantum = float(measure.quantum)
             values = steps if measure.kind != "value" else steps * quantum

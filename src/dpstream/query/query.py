@@ -14,7 +14,14 @@ from dpstream.privacy.accounting.promises import promise, rows_of
 from dpstream.privacy.amounts import Amount, positive
 from dpstream.privacy.ledger.charges import Terms
 from dpstream.privacy.state.identity import canonical
-from dpstream.query.aggregates import Aggregate, Count, Measure, Sum, all_measures
+from dpstream.query.aggregates import (
+    Aggregate,
+    Count,
+    Measure,
+    Sum,
+    all_measures,
+    measures_by_name,
+)
 from dpstream.query.row_spec import Finish, Prepare, RowSpec
 from dpstream.query.windows import Duration, Instant, Tumble
 
@@ -184,7 +191,8 @@ class Query(RowSpec, identity="query", keys=_KEYS):
     def bounds(self) -> Bounds:
         """What is kept of each unit: noise and memory are for groups that exist.
 
-        >>> Query(privacy_unit_column="user", epsilon=1, delta=1e-9, max_groups_contributed=8).bounds
+        >>> asked = {"epsilon": 1, "delta": 1e-9, "max_groups_contributed": 8}
+        >>> Query(privacy_unit_column="user", **asked).bounds
         Bounds(rows=1, groups=1, rows_per_group=1)
         """
         most = self.max_groups_contributed
@@ -215,10 +223,17 @@ class Query(RowSpec, identity="query", keys=_KEYS):
         return None if windows is None else windows * len(self.public_groups)
 
     def facts(self) -> dict[str, str]:
-        """Everything that fixes the releases besides the data; bounds where they are cut down."""
-        if self.bounds == self.declared_bounds:
-            return super().facts()
-        return super().facts() | {"reachable_groups": canonical(self.reachable)}
+        """Everything that fixes the releases besides the data, by key.
+
+        Bounds that are cut to what is reachable, and sums that share their measures, have keys of
+        their own: without these the facts are as they were when neither was known.
+        """
+        facts = super().facts()
+        if self.bounds != self.declared_bounds:
+            facts["reachable_groups"] = canonical(self.reachable)
+        if any(measure.null is not None for measure in self.measures):
+            facts["shared_sums"] = canonical(True)
+        return facts
 
     @property
     def in_rounds(self) -> bool:
@@ -245,6 +260,11 @@ class Query(RowSpec, identity="query", keys=_KEYS):
             finder=finder if self.public_groups is None else None,
         )
 
+    @cached_property
+    def measures_of(self) -> dict[str, tuple[Measure, ...]]:
+        """The measures behind each aggregate, by its name."""
+        return measures_by_name(self.aggregates, one_row=self.one_row)
+
     @property
     def answer_columns(self) -> list[str]:
         """Of each aggregate its value, its standard deviation, and its interval if asked for."""
@@ -269,7 +289,7 @@ class Query(RowSpec, identity="query", keys=_KEYS):
         wishes: dict[Measure, list[Fraction]] = {measure: [] for measure in self.measures}
         given = dict(self.weights)
         for aggregate in self.aggregates:
-            for measure in aggregate.measures(self.one_row):
+            for measure in self.measures_of[aggregate.name]:
                 wishes[measure].append(given.get(aggregate.name, Fraction(1)))
         if self.public_groups is None:
             finder = wishes[self.measures[0]]
