@@ -62,7 +62,9 @@ Settings = Annotated[
 ]
 
 
-def compile_text(text: str, name: str | None, settings: Sequence[str]) -> Compiled:
+def compile_text(
+    text: str, name: str | None, settings: Sequence[str], *, unbounded: bool = False
+) -> Compiled:
     """SQL from the command line, a file or standard input, with its options."""
     path = Path(text)
     if text == "-":
@@ -79,7 +81,7 @@ def compile_text(text: str, name: str | None, settings: Sequence[str]) -> Compil
     groups = options.get("public_groups", ())
     if not isinstance(groups, tuple):
         options["public_groups"] = (groups,)
-    return compile_sql(text, name, **options)
+    return compile_sql(text, name, unbounded=unbounded, **options)
 
 
 def _is_file(path: Path) -> bool:

@@ -17,7 +17,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias, cast
 
 import numpy as np
 
@@ -318,10 +318,9 @@ def measures_by_name(
     if not any(rows in measures for measures in own.values()):
         return own
     summed = {_clamped(each) for each in aggregates if type(each) is Sum} - {None}
-    each: Any
     for each in aggregates:
         if type(each) in (Sum, Avg, Variance, Stddev) and _clamped(each) in summed:
-            made = Avg.measures(each, one_row) if type(each) is Sum else own[each.name]
+            made = Avg.measures(cast("Avg", each), one_row) if type(each) is Sum else own[each.name]
             shared = (replace(m, null=Fraction(0)) if m.kind == "value" else m for m in made)
             own[each.name] = tuple(shared)
     return own

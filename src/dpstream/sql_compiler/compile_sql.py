@@ -215,8 +215,12 @@ def sql(text: str, name: str | None = None, **options: Any) -> Query | SeriesQue
     return compile_sql(text, name, **options).query
 
 
-def compile_sql(text: str, name: str | None = None, **overrides: Any) -> Compiled:
+def compile_sql(
+    text: str, name: str | None = None, *, unbounded: bool = False, **overrides: Any
+) -> Compiled:
     """Compile SQL; `overrides` are options by their names in SQL, and go before the text's.
+
+    `unbounded`: bounds and clamps may be missing, for they are still to be chosen.
 
     >>> text = '''SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (delta = 1e-9,
     ...   privacy_unit_column = user_id, max_groups_contributed = 4) page, COUNT(*) AS clicks
@@ -225,7 +229,9 @@ def compile_sql(text: str, name: str | None = None, **overrides: Any) -> Compile
     >>> compiled.table, compiled.query.keys, compiled.query.aggregates
     ('log', ('page',), (Count(name='clicks'),))
     """
-    draft = Draft(statement=parse(text), overrides=overrides, name=name or "query")
+    draft = Draft(
+        statement=parse(text), overrides=overrides, name=name or "query", unbounded=unbounded
+    )
     for rule in RULES:
         rule(draft)
     given = frozenset(draft.parameters)

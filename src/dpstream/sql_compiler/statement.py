@@ -342,6 +342,8 @@ class Draft:
     statement: Statement
     overrides: dict[str, Any]
     name: str = "query"
+    unbounded: bool = False
+    """May bounds and clamps be missing?"""
     parameters: dict[str, Any] = field(default_factory=dict)
     """Of the query, by their names in `Query`."""
     relation: Relation = field(default_factory=lambda: Relation(table=""))
