@@ -36,6 +36,7 @@ from dpstream.group_by.series_counts import StepCounts
 from dpstream.privacy.ledger.charges import Charge, Terms
 from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.query_spend import NoiseStreams
+from dpstream.privacy.sensitivity import units_change
 from dpstream.privacy.state import WindowKeySource
 from dpstream.privacy.state.journal import Journal
 from dpstream.privacy.state.secret import derive
@@ -119,6 +120,19 @@ class NoiseForOneOfferedRow(NoisePlan):
     def _sensitivity(self, measure: Measure) -> Fraction:
         true = super()._sensitivity(measure)
         return true / self._reached(measure) if measure.kind == "offered" else true
+
+
+class NoiseBelowReach(NoisePlan):
+    """Noise for one group (key and window) of a unit fewer than it can be in.
+
+    True: with two windows that share a row, the units of both move, and mu grows by sqrt(2).
+    """
+
+    def _sensitivity(self, measure: Measure) -> Fraction:
+        b = self.query.bounds
+        if measure.kind != "units":
+            return super()._sensitivity(measure)
+        return units_change(rows=b.rows - 1, groups=b.groups - 1)
 
 
 class OnlyTouchedKeys(Flow):
