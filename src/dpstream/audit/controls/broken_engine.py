@@ -123,16 +123,15 @@ class NoiseForOneOfferedRow(NoisePlan):
 
 
 class NoiseBelowReach(NoisePlan):
-    """Noise for one group (key and window) of a unit fewer than it can be in.
+    """Noise for one group (key and window), whatever a unit can be in.
 
-    True: with two windows that share a row, the units of both move, and mu grows by sqrt(2).
+    True: a unit in four of them moves the counts by twice what the noise is for.
     """
 
     def _sensitivity(self, measure: Measure) -> Fraction:
-        b = self.query.bounds
         if measure.kind != "units":
             return super()._sensitivity(measure)
-        return units_change(rows=b.rows - 1, groups=b.groups - 1)
+        return units_change(rows=1, groups=1)
 
 
 class OnlyTouchedKeys(Flow):
