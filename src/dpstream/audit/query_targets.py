@@ -208,14 +208,6 @@ def query_targets() -> Catalogue:
             groups=1,
             window=Hop("16 hours", slide="8 hours"),
         ),
-        latched_hop_public_keys=_group_by(
-            ", overlapping windows, public keys: more groups are declared than a unit can be in.",
-            groups=1,
-            window=Hop("16 hours", slide="8 hours"),
-            every=None,
-            public_groups=range,
-            max_groups_contributed=8,
-        ),
         latched_cumulate=_group_by(
             ", cumulating windows, units of periods.",
             groups=1,
