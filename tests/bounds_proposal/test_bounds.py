@@ -376,7 +376,7 @@ def test_a_measurement_that_was_broken_off_goes_on(tmp_path, monkeypatch):
     place = tmp_path / "other"
     with monkeypatch.context() as broken:
         broken.setattr("dpstream.bounds_proposal.histograms.DirectorySink.publish", lost)
-        with pytest.raises(OSError, match="full"):
+        with pytest.raises(dps.DpstreamError, match="full"):
             dps.bounds(asked_of(), table, **kept | {"state": place})
     assert len(book.report()[0]["spent_on"]) == 2
     found = dps.bounds(asked_of(), table, **kept | {"state": place})
