@@ -20,6 +20,7 @@ WANTED = {
     "budget_forgotten",
     "column_groups_apart",
     "bounds_off_by_one",
+    "noise_below_reach",
     "keys_only_when_touched",
     "threshold_without_plus_one",
     "unit_counted_twice",

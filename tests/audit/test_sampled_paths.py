@@ -22,6 +22,7 @@ ERROR = 1e-6
 CAUGHT = {
     "dpi_charged_once": 400,
     "dpi_rows_unbounded": 1_200,
+    "noise_below_reach": 16_000,
     "debias_units_not_capped": 500,
     "debias_noise_for_one_row": 1_000,
     "sql_unit_enters_again": 16_000,

@@ -26,7 +26,7 @@ MEASURED = query_of(
     aggregates=(
         Count("n"),
         CountUnits("users"),
-        Sum("s", column="x", contribution_bounds_per_row=(-1, 3), quantum="0.5"),
+        Sum("s", column="x", contribution_bounds_per_row=(1, 3), quantum="0.5"),  # of its own
         Avg("m", column="x", contribution_bounds_per_row=(-1, 3), quantum="0.5"),
     ),
 )
@@ -46,7 +46,7 @@ def measured():
             "x": values,
         }
     )
-    clamped = np.clip(values, -1, 3).reshape(2, each // 2, GROUPS).sum(axis=1)
+    clamped = np.clip(values, 1, 3).reshape(2, each // 2, GROUPS).sum(axis=1)
     exact = {"n": each // 2, "users": each // 2, "s": clamped}
     listed = [row[0] for row in MEASURED.public_groups]
     place = {key: number for number, key in enumerate(listed)}
@@ -138,7 +138,7 @@ def test_a_key_that_comes_late_has_the_noise_of_one_that_was_there():
         max_groups_contributed=1,
         aggregates=(
             Count("n"),
-            Sum("s", column="x", contribution_bounds_per_row=(0, 4), quantum=1),
+            Sum("s", column="x", contribution_bounds_per_row=(1, 4), quantum=1),
         ),
     )
     table = pa.table(

@@ -2,15 +2,17 @@
 
 import ast
 import inspect
-from dataclasses import fields
+from dataclasses import fields, replace
 
+import numpy as np
 import pytest
 
 import dpstream as dps
 from dpstream.errors import InvalidParameter
 from dpstream.query.aggregates import Avg, Count, Sum
+from dpstream.query.noise_plan import plan_query
 from dpstream.query.query import Bounds, Query
-from dpstream.query.windows import DAY, SECOND, Tumble, instant, iso
+from dpstream.query.windows import DAY, SECOND, Cumulate, Hop, Tumble, instant, iso
 
 DATED = {"time_column": "ts", "start": "2024-05-01", "end": "2024-05-03"}
 
@@ -206,3 +208,76 @@ def test_half_a_character_is_refused_in_sql_and_in_places(tmp_path):
         places = {"source": str(tmp_path), "ledger": dps.Ledger()} | {part: "x\ud800"}
         with pytest.raises(InvalidParameter, match=f"{part} must be Unicode text"):
             dps.run(query, **places)
+
+
+REACH = {
+    "one total": {"window": None, "privacy_unit_period": "forever"},
+    "days, users for ever": {"privacy_unit_period": "forever"},
+    "days of users' days": {},
+    "days of users' days, public keys": {"keys": ["k"], "public_groups": ["a", "b", "c"]},
+    "days that begin at noon": {"start": "2024-03-28T12:00"},
+    "hours of a day that is long": {"window": Tumble("1 hour"), "time_zone": "Europe/Rome"},
+    "hours of a long day in autumn": {
+        "window": Tumble("1 hour"),
+        "time_zone": "Europe/Rome",
+        "start": "2024-10-25",
+        "end": "2024-10-30",
+    },
+    "windows that hop": {"window": Hop("24 hours", slide="6 hours")},
+    "windows that grow": {"window": Cumulate("24 hours", step="6 hours")},
+    "windows that grow, from noon": {
+        "window": Cumulate("24 hours", step="6 hours"),
+        "start": "2024-03-28T12:00",
+    },
+    "periods that do not fit": {"privacy_unit_period": "7 hours", "window": Tumble("5 hours")},
+    "long windows": {"privacy_unit_period": "6 hours", "window": Hop("2 days", slide="1 day")},
+}
+
+
+@pytest.mark.parametrize("name", REACH)
+def test_reachable_groups_are_those_that_rows_of_one_period_are_in(name):
+    """By enumeration: of each period all moments, of each moment the windows that hold it."""
+    facts = {
+        "time_column": "ts",
+        "start": "2024-03-28",
+        "end": "2024-04-03",
+        "window": Tumble("1 day"),
+        "privacy_unit_period": "1 day",
+        "max_groups_contributed": 10_000,
+        "keys": (),
+    }
+    query = query_of(**facts | REACH[name])
+    schedule, minute = query.schedule, 60_000_000
+    spans = np.array([schedule.span(w) for w in range(schedule.windows)], np.int64)
+    moments = np.arange(query.start, query.end, 30 * minute)
+    inside = (spans[:, :1] <= moments) & (moments < spans[:, 1:])  # windows x moments
+    periods = np.zeros(len(moments), int)
+    if query.periods is not None:
+        periods = query.periods.before(moments)
+    most = max(inside[:, periods == each].any(axis=1).sum() for each in set(periods.tolist()))
+    groups = len(query.public_groups)
+
+    assert query.reachable == most * groups
+    assert query.bounds.groups == query.reachable
+    if query.window is not None and query.privacy_unit_period != "forever":
+        endless = replace(query, end=None)  # as many, or more where no day of the few is long
+        assert most * groups <= endless.reachable <= (2 * most + 4) * groups
+        assert replace(endless, start=None).reachable is not None
+
+
+def test_only_groups_that_are_known_to_be_few_cut_bounds():
+    """Unknown keys and streams without end are what they were, in bytes too."""
+    open_keys = query_of(keys=["k"], max_groups_contributed=8)
+    assert open_keys.reachable is None
+    assert open_keys.bounds == open_keys.declared_bounds
+    assert "reachable_groups" not in open_keys.facts()
+    few = query_of(keys=(), max_groups_contributed=8)
+    assert few.declared_bounds.groups == 8
+    assert few.bounds == query_of(keys=(), max_groups_contributed=1).bounds
+    assert "reachable_groups" in few.facts()
+    assert "reachable_groups" not in query_of(keys=(), max_groups_contributed=1).facts()
+    noise = [
+        float(plan_query(each).window(1).stddevs[0, 0])
+        for each in (few, query_of(keys=(), max_groups_contributed=1))
+    ]
+    assert noise[0] == noise[1]

@@ -1,31 +1,37 @@
 """Facts about each unit, from one pass over a source, and their histograms.
 
     groups   how many (key, window) groups it has rows in
-    rows     how many rows it has in one of them, picked by a keyed hash
-    value    the value of one of its rows, picked by a keyed hash
+    rows     how many rows it has in one of them, picked by a keyed hash, among units with 1, 2 to 4
+             or more groups
+    value    the value of one of its rows, picked by a keyed hash; for each column with clamps
 
 Each is a function of the unit's own rows and of a secret key. Rows are read in chunks; what is kept
 is a table of units and one of (unit, group) pairs, of a public share of the units if asked for.
 
 Histograms are exact, or noisy and paid for. The noisy ones are a query like any other: one row per
 unit and fact, grouped by (fact, bin), all groups public. So the charge, the order of ledger and
-noise, and the noise itself are those of `dpstream.run`. The bins are public grids that never depend
-on the data. Proof: `docs/soundness/bounds.md`.
+noise, and the noise itself are those of `dpstream.run`; with a state directory what was paid for is
+kept, and read again instead of drawn again. The bins are public grids that never depend on the
+data. Proof: `docs/soundness/bounds.md`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
+from dpstream.connectors.files.sink import DirectorySink
 from dpstream.engines.chunks import ChunkReader, OperatorCounts
 from dpstream.engines.embedded.step_rows import check_columns
+from dpstream.errors import InvalidParameter, StateError
 from dpstream.group_by.hash_tables import HashTable
 from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.state import Secret
@@ -43,6 +49,7 @@ _FINE: Final = 16  # counts up to here have a bin each
 _PER_OCTAVE: Final = 2
 _OCTAVES: Final = 12  # beyond 16; larger counts fall into the last bin
 _DECADES: Final = range(-3, 12)
+_MANTISSAS: Final = (1, 2, 3, 5)
 COUNTS: Final[Integers] = np.concatenate(
     [
         np.arange(1, _FINE + 1),
@@ -51,43 +58,66 @@ COUNTS: Final[Integers] = np.concatenate(
 ).astype(np.int64)
 """Upper edges of the bins of counts: 1 to 16, then two per octave up to 65,536."""
 
-SIZES: Final[Reals] = np.array([float(f"{m}e{d}") for d in _DECADES for m in (1, 2, 5)])
-"""Sizes that clamps may have: 1, 2 and 5 times a power of ten, 0.001 to 5 * 10^11."""
-BINS: Final = {"groups": len(COUNTS), "rows": len(COUNTS), "value": 2 * len(SIZES) + 1}
+SIZES: Final[Reals] = np.array([float(f"{m}e{d}") for d in _DECADES for m in _MANTISSAS])
+"""Sizes that clamps may have: 1, 2, 3 and 5 times a power of ten, 0.001 to 5 * 10^11."""
+CLASSES: Final = (1, 4)
+"""Units are told apart by their groups: so many at most, or more."""
+BINS: Final = {
+    "groups": len(COUNTS),
+    "rows": (len(CLASSES) + 1) * len(COUNTS),
+    "value": 2 * len(SIZES) + 1,
+}
+"""Bins of a fact, by its kind."""
 _FACT, _BIN, _UNITS = "dpstream fact", "dpstream bin", "dpstream units"
+
+
+def fact_names(query: Query, columns: Sequence[str]) -> tuple[str, ...]:
+    """The facts that a query's bounds depend on; where a unit has one group only, rows in it."""
+    one_group = query.reachable == 1
+    return (*(() if one_group else ("groups",)), "rows", *(f"value {name}" for name in columns))
+
+
+def bins_of(fact: str) -> int:
+    """How many bins a fact has."""
+    return BINS[fact.partition(" ")[0]]
 
 
 def value_sums(column: str) -> tuple[Sum, Sum]:
     """Two grids that hold a value between them: thousandths up to a million, thousands beyond."""
     return (
         Sum(
-            "fine",
+            f"fine {column}",
             column=column,
             contribution_bounds_per_row=(-(10**6), 10**6),
             quantum=Fraction(1, 1000),
         ),
-        Sum("coarse", column=column, contribution_bounds_per_row=(-(10**12), 10**12), quantum=1000),
+        Sum(
+            f"coarse {column}",
+            column=column,
+            contribution_bounds_per_row=(-(10**12), 10**12),
+            quantum=1000,
+        ),
     )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class UnitFacts:
-    """One entry per unit; `values` is None if no value column was asked for."""
+    """One entry per unit; `values` has a column for each value that was asked for."""
 
     units: Words
     periods: Integers
     groups: Integers
     rows: Integers
-    values: Reals | None
+    values: Reals
 
 
 class _Tables:
     """What is known of units and of their groups so far."""
 
-    def __init__(self, key: bytes, share: float, valued: bool) -> None:
+    def __init__(self, key: bytes, share: float, valued: int) -> None:
         self._key, self._valued = key, valued
         self._below = round(share * 2**_ID_BITS)
-        self._units = HashTable(3)  # period, digest of the row picked, its value's bits
+        self._units = HashTable(2 + valued)  # period, digest of the row picked, its values' bits
         self._pairs = HashTable(2)  # rows, the unit's place
 
     def add(self, rows: Rows) -> None:
@@ -115,7 +145,8 @@ class _Tables:
         words = self._units.words
         better = least < words[at, 3]
         words[at[better], 3] = least[better]
-        words[at[better], 4] = values[firsts[better]].view(np.uint64)
+        picked = np.ascontiguousarray(values[firsts[better]])
+        words[at[better], 4 : 4 + self._valued] = picked.view(np.uint64)
 
     def facts(self) -> UnitFacts:
         """The facts of each unit."""
@@ -123,7 +154,7 @@ class _Tables:
         of, rows = self._pairs.numbers[:pairs, 1], self._pairs.numbers[:pairs, 0]
         order = np.lexsort((self._pairs.words[:pairs, 0], of))  # a pair's id is a keyed hash
         firsts = order[np.r_[True, np.diff(of[order]) > 0]] if pairs else order
-        values = self._units.words[:units, 4].copy().view(np.float64) if self._valued else None
+        values = self._units.words[:units, 4 : 4 + self._valued].copy().view(np.float64)
         return UnitFacts(
             units=self._units.ids[:units].copy(),
             periods=self._units.numbers[:units, 0].copy(),
@@ -134,8 +165,8 @@ class _Tables:
 
 
 def _values(grids: Integers) -> Reals:
-    """The values that two grids hold between them."""
-    fine, coarse = grids[:, 0] / 1000.0, grids[:, 1] * 1000.0
+    """The values that two grids each hold between them."""
+    fine, coarse = grids[:, 0::2] / 1000.0, grids[:, 1::2] * 1000.0
     return np.where(np.abs(coarse) >= 10**6, coarse, fine)
 
 
@@ -153,7 +184,7 @@ def collect_unit_facts(
     operator = OperatorCounts()
     reader = ChunkReader(source, RowReader(query, secret, run), operator)
     key = secret.key("pairs of units and groups", run)[:16]
-    tables = _Tables(key, share, valued=len(query.aggregates) > 1)
+    tables = _Tables(key, share, valued=len(query.aggregates) // 2)
     partitions = source.partitions()
     for number, partition in enumerate(partitions):
         progress(number, len(partitions))
@@ -181,7 +212,7 @@ def value_bins(values: Reals) -> Integers:
     """Bins from the most negative size over 0 (the middle one) to the largest.
 
     >>> value_bins(np.array([-1.5, 0.0, 2.0, 1e300])).tolist()
-    [34, 45, 56, 90]
+    [46, 60, 74, 120]
     """
     size = np.minimum(np.searchsorted(SIZES, np.abs(values)), len(SIZES) - 1)
     zero = len(SIZES)
@@ -197,47 +228,66 @@ class Histograms:
     stddev: float
 
 
-def exact_histograms(facts: UnitFacts) -> Histograms:
+def exact_histograms(facts: UnitFacts, names: Sequence[str]) -> Histograms:
     """Counts as they are."""
     counts = {
-        fact: np.bincount(bins, minlength=BINS[fact]).astype(np.float64)
-        for fact, bins in _bins_by_fact(facts).items()
+        fact: np.bincount(bins, minlength=bins_of(fact)).astype(np.float64)
+        for fact, bins in _bins_by_fact(facts, names).items()
     }
     return Histograms(bins=counts, stddev=0.0)
 
 
-def _bins_by_fact(facts: UnitFacts) -> dict[str, Integers]:
-    bins = {"groups": count_bins(facts.groups), "rows": count_bins(facts.rows)}
-    if facts.values is not None:
-        bins["value"] = value_bins(facts.values)
-    return bins
+def _bins_by_fact(facts: UnitFacts, names: Sequence[str]) -> dict[str, Integers]:
+    places = np.searchsorted(np.array(CLASSES), facts.groups)
+    found = {
+        "groups": count_bins(facts.groups),
+        "rows": places * len(COUNTS) + count_bins(facts.rows),
+    }
+    columns = [name for name in names if name not in found]
+    found |= {name: value_bins(facts.values[:, n]) for n, name in enumerate(columns)}
+    return {name: found[name] for name in names}
 
 
-def histogram_query(reading: Query, *, facts: int, epsilon: Any, delta: Any) -> Query:
-    """The query whose answer is all histograms; it protects what `reading` protects."""
-    names = list(BINS)[:facts]
-    return replace(
-        reading,
-        name="bounds",
+def histogram_query(
+    reading: Query, *, facts: Sequence[str], epsilon: Any, delta: Any, about: str = ""
+) -> Query:
+    """The query whose answer is all histograms; it protects what `reading` protects.
+
+    `about`: what else was measured, in a few words that the ledger shows.
+    """
+    periods = reading.privacy_unit_period != "forever"
+    if periods and (reading.start is None or reading.end is None):
+        raise InvalidParameter(
+            "to measure bounds that renew with each period takes the range of the data: give the "
+            "query start and end, such as --set start=2024-05-01 --set end=2024-06-01"
+        )
+    times = ("time_column", "time_unit", "time_origin", "start", "end", "time_zone")
+    return Query(
+        name=f"bounds {about}".strip(),
+        privacy_unit_column=reading.privacy_unit_column,
+        privacy_unit_period=reading.privacy_unit_period,
+        **({name: getattr(reading, name) for name in times} if periods else {}),
         keys=(_FACT, _BIN),
         aggregates=(Count(_UNITS),),
         epsilon=epsilon,
         delta=delta,
-        arrival_column=None,
-        window=None,
-        every=None,
-        triggers=None,
-        public_groups=tuple((name, number) for name in names for number in range(BINS[name])),
-        max_groups_contributed=facts,
-        max_rows_per_group=1,
-        max_rows_contributed=None,
+        public_groups=tuple((name, number) for name in facts for number in range(bins_of(name))),
+        max_groups_contributed=len(facts),
     )
 
 
 def noisy_histograms(
-    facts: UnitFacts, asked: Query, *, ledger: Any, dataset: str, analyst: str = ""
+    facts: UnitFacts,
+    asked: Query,
+    names: Sequence[str],
+    *,
+    ledger: Any,
+    dataset: str,
+    analyst: str = "",
+    state: Path | None = None,
+    secret: Secret | None = None,
 ) -> Histograms:
-    """Charge the question to the dataset's book, then draw.
+    """Charge the question to the dataset's book, then draw; with `state` it is kept there.
 
     A book that is not there is opened, and its budget is left to whoever opens it next.
     """
@@ -247,17 +297,38 @@ def noisy_histograms(
             book = ledger if shared else stack.enter_context(closing(Ledger(ledger)))
             if book.terms(dataset) is None:
                 book.open(dataset, plan_query(asked).terms(), provisional=True)
-    rows = _rows(facts, asked)
-    (table,) = run(asked, source=rows, ledger=ledger, dataset=dataset, analyst=analyst)
-    counts = {fact: np.zeros(BINS[fact]) for fact in _bins_by_fact(facts)}
+    rows = _rows(facts, asked, names)
+    sink = None if state is None else DirectorySink(state / RELEASED)
+    options = {"ledger": ledger, "dataset": dataset, "analyst": analyst, "secret": secret}
+    tables = list(run(asked, source=rows, state=state, sink=sink, anyway=True, **options))
+    if not tables:  # it was published, and the answer has been lost
+        raise StateError(
+            f"{state} has paid for this measurement, and {state}/{RELEASED} has lost it; restore "
+            "it, or pay for another one (--again)"
+        )
+    return histograms_of(tables[0], names)
+
+
+RELEASED: Final = "released"
+"""Where a state directory keeps the histograms that were paid for."""
+
+
+def kept_release(state: Path) -> pa.Table | None:
+    """The histograms that a state directory has kept; None: it has none (yet)."""
+    paths = sorted((state / RELEASED).glob("*.parquet"))
+    return pq.read_table(paths[0]) if paths else None
+
+
+def histograms_of(table: pa.Table, names: Sequence[str]) -> Histograms:
+    """What was published, by fact."""
+    counts = {fact: np.zeros(bins_of(fact)) for fact in names}
     columns = (table[name].to_pylist() for name in (_FACT, _BIN, _UNITS))
     for fact, number, units in zip(*columns, strict=True):
         counts[fact][number] = units
-    plan = plan_query(asked).window(1)
-    return Histograms(bins=counts, stddev=float(plan.stddevs[0, -1]))
+    return Histograms(bins=counts, stddev=float(table[f"{_UNITS}_stddev"][0].as_py()))
 
 
-def _rows(facts: UnitFacts, asked: Query) -> pa.Table:
+def _rows(facts: UnitFacts, asked: Query, names: Sequence[str]) -> pa.Table:
     """One row per unit and fact. A unit goes by its keyed id: a function of itself alone."""
     ids = np.ascontiguousarray(facts.units, "<u8").tobytes()
     units = pa.FixedSizeBinaryArray.from_buffers(
@@ -265,7 +336,7 @@ def _rows(facts: UnitFacts, asked: Query) -> pa.Table:
     ).cast(pa.binary())
     times = _times(facts, asked)
     parts = []
-    for name, bins in _bins_by_fact(facts).items():
+    for name, bins in _bins_by_fact(facts, names).items():
         columns = {
             asked.privacy_unit_column: units,
             _FACT: pa.array([name] * len(bins)),

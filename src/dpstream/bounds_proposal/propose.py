@@ -1,62 +1,81 @@
 """`dpstream.bounds`: read a source once, pay or be told that it is public, propose bounds.
 
 What follows the histograms is post-processing: it reads them and public numbers alone. Bounds leave
-out a share of a group's rows (bias), and noise grows with them. For a group of a given size the
-error of its count, relative to that size, is
+out a share of a group's rows, and clamps a share of its values (bias); noise grows with both. For a
+group of a given size the error of an aggregate, relative to its value, is
 
-    sqrt(left out^2 + (noise / size)^2)
+    sqrt(left out^2 + (noise / value)^2)
 
-and the bounds with the least error are proposed.
+and the groups, rows and clamps with the least error over all aggregates of the query are proposed.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
+from fractions import Fraction
+from functools import lru_cache
+from itertools import count
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 
 from dpstream.bounds_proposal.histograms import (
+    CLASSES,
     COUNTS,
     SIZES,
     Histograms,
     collect_unit_facts,
     exact_histograms,
+    fact_names,
     histogram_query,
+    histograms_of,
+    kept_release,
     noisy_histograms,
     value_sums,
 )
+from dpstream.bounds_proposal.smooth_histogram import SizeDistribution, smooth_histogram
 from dpstream.connectors.registry import open_source
 from dpstream.errors import InvalidParameter
 from dpstream.optional import optional
 from dpstream.privacy.amounts import Amount
 from dpstream.privacy.state import Secret, mint_run_id
-from dpstream.privacy.state.run_directory import GivenLedger
-from dpstream.query.aggregates import Count
+from dpstream.privacy.state.durable_files import make_directory
+from dpstream.privacy.state.identity import canonical, readable
+from dpstream.privacy.state.run_directory import GivenLedger, read_about
+from dpstream.privacy.state.secret import secret_path
+from dpstream.query.aggregates import Aggregate, Count, CountUnits, Sum
 from dpstream.query.noise_plan import plan_query
 from dpstream.query.query import Query
-from dpstream.query.windows import DAY, Duration, Instant, Micros, Tumble
-from dpstream.records import Integers, Reals
+from dpstream.records import Reals
 from dpstream.session.start import SourceSpec
 
 _QUANTILES: Final = (0.5, 0.9, 0.95, 0.99, 0.999)
-_FIRST_QUANTILE: Final = 0.99  # where bounds are first taken at
-_GROUP_SIZE: Final = 10.0  # of a group to choose bounds for, in thresholds
-_SURE: Final = 3.0  # standard deviations above which a bin is taken to have units in it
+_USUAL: Final = 0.99  # the quantile of groups that a key of the usual size is reckoned with
+_KEY_SIZE: Final = 10.0  # of a key to choose bounds for, in thresholds
+_IN_NOISE: Final = 100.0  # the same where nothing is known: in standard deviations of its count
+_AROUND: Final = (0.1, 1.0, 10.0, 100.0)  # sizes of keys that errors are told for
+_MOST_ROWS: Final = 64
+_SURE: Final = 3.0  # standard deviations above which there are units of a sign
+_READ_AS: Final = bytes(16)  # the run of hashes in a measurement that is kept
+_FEW_REPEATS, _FEW_GIANTS = 100.0, 30.0  # `rare` of rows in a group, and of values
+Clamps = tuple[float, float]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """One bound of the trade-off: `groups` a unit, one row each.
+    """Bounds, and what they do to a key of the size that the proposal is for.
 
-    `left_out`: share of rows beyond the bound. `noise`: standard deviation in the last table.
-    `threshold`: noisy units that show a group there. `error`: of a group of the proposal's size.
+    `left_out`: share of all rows beyond the bounds. `noise`: of the first aggregate in the last
+    table of a window. `threshold`: noisy units that show a key there. `error`: of all aggregates.
     """
 
     groups: int
+    rows: int
     left_out: float
     noise: float
     threshold: int
@@ -64,33 +83,42 @@ class Choice:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Expected:
+    """What becomes of one aggregate of a key with so many rows, shares of its true value."""
+
+    key_size: float
+    aggregate: str
+    bias: float
+    noise: float
+    error: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Proposal:
     """Bounds, and what speaks for them.
 
-    `epsilon`, `delta`: paid for this proposal; None if the data were declared public.
+    `epsilon`, `delta`: paid for this proposal; None if the data were declared public. `clamps`: by
+    the column of a SUM, AVG and so on. `left_out`: share of all rows beyond the bounds, and of each
+    column's values beyond the clamps.
     """
 
-    privacy_unit_column: str
-    keys: tuple[str, ...]
-    value: str | None
+    query: Query = field(repr=False)
     epsilon: float | None
     delta: float | None
-    group_size: float
-    query_epsilon: float
-    query_delta: float
-    triggers: int
+    measured_before: bool
+    key_size: float
     max_groups_contributed: int
     max_rows_per_group: int
-    max_rows_contributed: int
-    lo: float | None
-    hi: float | None
+    clamps: Mapping[str, Clamps]
     pre_threshold: int
     left_out: float
-    noise: float
+    values_left_out: Mapping[str, float]
     error: float
     units: float
+    rows: float
     stddev: float
     quantiles: Mapping[str, Mapping[str, float]]
+    expected: Sequence[Expected]
     trade_off: Sequence[Choice]
 
     @property
@@ -98,26 +126,36 @@ class Proposal:
         """May it be shown to anyone?"""
         return self.epsilon is not None
 
+    @property
+    def bounded_query(self) -> Query:
+        """The query with the bounds that are proposed."""
+        return _with_bounds(
+            self.query, self.max_groups_contributed, self.max_rows_per_group, self.clamps
+        )
+
     def to_json(self) -> dict[str, Any]:
         """All of it, and the snippets."""
         more = {"private": self.private, "sql": self.sql(), "python": self.python()}
-        return asdict(self) | more
+        facts = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "query"}
+        lists = {name: [asdict(each) for each in facts[name]] for name in ("expected", "trade_off")}
+        return {"query": self.query.name} | facts | lists | more
 
     def sql(self) -> str:
-        """The OPTIONS clause, and the SUM that goes with it."""
+        """The OPTIONS clause, and the aggregates that go with it."""
         options = {
-            "epsilon": _number(self.query_epsilon),
-            "delta": _number(self.query_delta),
-            "privacy_unit_column": self.privacy_unit_column,
+            "epsilon": _number(self.query.epsilon),
+            "delta": _number(self.query.delta),
+            "privacy_unit_column": self.query.privacy_unit_column,
             "max_groups_contributed": str(self.max_groups_contributed),
             "max_rows_per_group": str(self.max_rows_per_group),
             "pre_threshold": str(self.pre_threshold),
         }
         inside = ", ".join(f"{name} = {text}" for name, text in options.items())
         lines = [f"OPTIONS ({inside})"]
-        if self.value is not None:
-            bounds = f"contribution_bounds_per_row => ({_number(self.lo)}, {_number(self.hi)})"
-            lines.append(f"SUM({self.value}, {bounds})")
+        for each in _clamped(self.query):
+            lo, hi = map(_number, self.clamps[each.column])
+            kind = str(each.identity).upper()
+            lines.append(f"{kind}({each.column}, contribution_bounds_per_row => ({lo}, {hi}))")
         return "\n".join(lines)
 
     def python(self) -> str:
@@ -127,10 +165,12 @@ class Proposal:
             f"max_rows_per_group={self.max_rows_per_group}",
             f"pre_threshold={self.pre_threshold}",
         ]
-        if self.value is not None:
-            clamps = f"contribution_bounds_per_row=({_number(self.lo)}, {_number(self.hi)})"
-            lines.append(f"aggregates=[dps.Sum({self.value!r}, column={self.value!r}, {clamps})]")
-        return ", ".join(lines)
+        sums = [
+            f"dps.{type(each).__name__}({each.name!r}, column={each.column!r}, "
+            f"contribution_bounds_per_row=({', '.join(map(_number, self.clamps[each.column]))}))"
+            for each in _clamped(self.query)
+        ]
+        return ", ".join([*lines, *([f"aggregates=[{', '.join(sums)}]"] if sums else [])])
 
     def plot(self, path: str | Path) -> None:
         """Bias, noise and error over the bound."""
@@ -138,15 +178,15 @@ class Proposal:
         figure = drawing.Figure(figsize=(7, 4), dpi=144, layout="constrained")
         panel = figure.subplots()
         groups = [choice.groups for choice in self.trade_off]
-        noise = [choice.noise / self.group_size for choice in self.trade_off]
+        noise = [math.sqrt(max(c.error**2 - c.left_out**2, 0.0)) for c in self.trade_off]
         for label, line, values in (
             ("rows left out (bias)", "--", [choice.left_out for choice in self.trade_off]),
-            (f"noise, group of {self.group_size:,.0f}", ":", noise),
+            (f"noise, key of {self.key_size:,.0f}", ":", noise),
             ("both", "-", [choice.error for choice in self.trade_off]),
         ):
             panel.plot(groups, values, line, marker="o", markersize=3, label=label)
         panel.axvline(self.max_groups_contributed, color="#8a8f98", linewidth=1)
-        panel.set(xscale="log", xlabel="groups kept of a unit", ylabel="share of a group's count")
+        panel.set(xscale="log", xlabel="groups kept of a unit", ylabel="share of a key's value")
         panel.set_title("bias against noise")
         panel.legend(frameon=False)
         panel.grid(alpha=0.25)
@@ -154,269 +194,433 @@ class Proposal:
         figure.savefig(path)
 
 
-def _number(value: float | None) -> str:
-    return "NULL" if value is None else f"{value:.12g}"
+def _number(value: float | Fraction) -> str:
+    return f"{float(value):.12g}"
 
 
 def bounds(
+    query: Query,
     source: SourceSpec,
     *,
-    privacy_unit_column: str,
-    keys: Sequence[str] = (),
-    value: str | None = None,
     public: bool = False,
     epsilon: Amount | None = None,
     delta: Amount = 1e-9,
-    query_epsilon: float = 1.0,
-    query_delta: float = 1e-9,
-    triggers: int = 100,
-    group_size: float | None = None,
+    key_size: float | None = None,
     sample: float = 1.0,
+    state: str | Path | None = None,
+    again: bool = False,
     ledger: GivenLedger = None,
     dataset: str = "stream",
     analyst: str = "",
-    time_column: str | None = None,
-    time_unit: str | None = None,
-    time_origin: Instant | Literal[0] = 0,
-    time_zone: str = "UTC",
-    window: str | Tumble | None = None,
-    privacy_unit_period: Duration = "forever",
-    start: Instant | None = None,
-    end: Instant | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Proposal:
-    """Propose how much of each unit to keep, for a COUNT (and a SUM of `value`) per `keys`.
+    """Propose how much of each unit a query should keep, and where it should clamp its values.
 
-    `public=True` declares that the source is public: nothing is paid, and what is proposed is
-    exact. Otherwise `epsilon` and `delta` are charged to `dataset`'s book in `ledger` before noise
-    is drawn; a book that is not there yet is opened, and whoever opens it next sets its budget.
-    `analyst`: who asks, for a book that gives analysts shares. The bounds are for a query with
-    `query_epsilon`, `query_delta` and `triggers` tables a window, and for groups of `group_size`
-    rows (default: ten times what a group needs to appear). `sample` looks at this share of the
-    units.
+    The bounds and clamps that `query` has are not looked at; its keys, windows, triggers, filters,
+    unit, budget and aggregates are. `public=True` declares that the source is public: nothing is
+    paid, and what is proposed is exact. Otherwise `epsilon` and `delta` are charged to `dataset`'s
+    book in `ledger` before noise is drawn; a book that is not there yet is opened, and whoever
+    opens it next sets its budget. `analyst`: who asks, for a book that gives analysts shares.
+
+    What was paid for is kept in `state`, a directory: the next question about the same rows, keys
+    and windows is answered from it, without reading, paying or drawing anything; `again` pays for
+    another measurement. The bounds are for keys of `key_size` rows in a window (default: the mean
+    of public groups; else ten times what a key needs to appear). `sample` looks at this share of
+    the units.
 
     >>> import pyarrow as pa
     >>> rows = range(6000)
     >>> clicks = pa.table({"user": [n % 500 for n in rows], "page": [n % 7 for n in rows]})
-    >>> proposal = bounds(clicks, privacy_unit_column="user", keys=["page"], public=True)
+    >>> query = Query(privacy_unit_column="user", keys=["page"], epsilon=1, delta=1e-9,
+    ...               max_groups_contributed=1)
+    >>> proposal = bounds(query, clicks, public=True)
     >>> proposal.max_groups_contributed, proposal.max_rows_per_group
     (7, 2)
     """
-    if public == (epsilon is not None):
+    if not isinstance(query, Query):
         raise InvalidParameter(
-            "bounds come from data that is declared public (public=True), or are paid for "
-            f"(epsilon=...): one of the two; got {public=}, {epsilon=}"
+            "bounds are for a GROUP BY: a time-series mechanism keeps one row of a unit in each "
+            "window, and there is nothing to choose"
         )
     if not 0 < sample <= 1:
         raise InvalidParameter(f"sample must be above 0 and at most 1; got {sample}")
-    reading = Query(
+    query = query.starting(0)
+    columns = list(dict.fromkeys(each.column for each in _clamped(query)))
+    reading, names = _reading(query, columns), fact_names(query, columns)
+    folder = None if state is None else _folder(Path(state), reading, source, again=again)
+    kept = None if folder is None or public else kept_release(folder)
+    if kept is not None:
+        assert folder is not None
+        about: Any = read_about(folder)
+        paid = [Fraction(readable(about["facts"][name])) for name in ("epsilon", "delta")]
+        histograms = histograms_of(kept, names)
+    elif public == (epsilon is not None):
+        raise InvalidParameter(
+            "bounds come from data that is declared public (public=True, --public), or are paid "
+            f"for (epsilon=0.1, --epsilon 0.1): one of the two; got {public=}, {epsilon=}"
+        )
+    else:
+        paid = []
+        asked = None
+        if not public:
+            asked = histogram_query(
+                reading, facts=names, epsilon=epsilon, delta=delta, about=_digest(reading)
+            )
+            plan_query(asked)  # refuses what no noise can keep, before a row is read
+            paid = [asked.epsilon, asked.delta]
+        if folder is not None and not public:
+            make_directory(folder.parent, mode=0o700)
+        secret = Secret.of(None if folder is None or public else secret_path(folder))
+        facts = collect_unit_facts(
+            open_source(source),
+            reading,
+            secret=secret,
+            run=mint_run_id() if folder is None else _READ_AS,
+            share=sample,
+            progress=progress or (lambda done, total: None),
+        )
+        if asked is None:
+            histograms = exact_histograms(facts, names)
+        else:
+            payer: Any = {"ledger": ledger, "dataset": dataset, "analyst": analyst}
+            kept_in: Any = {} if folder is None else {"state": folder, "secret": secret}
+            histograms = noisy_histograms(facts, asked, names, **payer, **kept_in)
+    log = _Log(histograms, columns, sample)
+    return Proposal(
+        query=query,
+        epsilon=float(paid[0]) if paid else None,
+        delta=float(paid[1]) if paid else None,
+        measured_before=kept is not None,
+        **_least_error(query, log, key_size),
+    )
+
+
+def _clamped(query: Query) -> list[Sum]:
+    """The aggregates whose clamps are to be chosen; a COUNTIF adds 0 or 1 anyway."""
+    sums = [each for each in query.aggregates if isinstance(each, Sum)]
+    return [each for each in sums if _has_clamps(each)]
+
+
+def _has_clamps(aggregate: Sum) -> bool:
+    """Are there clamps to choose? A COUNTIF adds 0 or 1 anyway."""
+    return not (aggregate.lo == 0 and aggregate.hi == aggregate.quantum == 1)
+
+
+def _reading(query: Query, columns: Sequence[str]) -> Query:
+    """The rows, keys and windows of a query, and both grids of each value."""
+    late = query.arrival_column
+    needed = late in {query.privacy_unit_column, *query.keys, query.time_column, *columns}
+    types = [each for each in query.column_types if needed or query.prepare or each[0] != late]
+    sums = [each for name in columns for each in value_sums(name)]
+    return Query(
         name="bounds",
-        privacy_unit_column=privacy_unit_column,
-        keys=keys,
-        aggregates=(Count("count"), *(value_sums(value) if value is not None else ())),
+        privacy_unit_column=query.privacy_unit_column,
+        privacy_unit_period=query.privacy_unit_period,
+        keys=query.keys,
+        public_groups=query.public_groups if query.keys else None,
+        aggregates=(Count("dpstream rows"), *sums),
         epsilon=1,
-        delta=delta,
-        time_column=time_column,
-        time_unit=time_unit,
-        time_origin=Micros(0) if time_origin == 0 else time_origin,
-        time_zone=time_zone,
-        window=Tumble(window) if isinstance(window, str) else window,
-        privacy_unit_period=privacy_unit_period,
-        start=start,
-        end=end,
+        delta=Fraction(1, 10**9),
+        time_column=query.time_column,
+        time_unit=query.time_unit,
+        time_origin=query.time_origin,
+        time_zone=query.time_zone,
+        window=query.window,
+        start=query.start,
+        end=query.end,
+        column_types=types,
+        max_key_bytes=query.max_key_bytes,
+        prepare=query.prepare,
         max_groups_contributed=1,
     )
-    wanted = 2 if value is None else 3
-    asked = None
-    if not public:
-        asked = histogram_query(reading, facts=wanted, epsilon=epsilon, delta=delta)
-        plan_query(asked)  # refuses what no noise can keep, before a row is read
-    facts = collect_unit_facts(
-        open_source(source),
-        reading,
-        secret=Secret.of(None),
-        run=mint_run_id(),
-        share=sample,
-        progress=progress or (lambda done, total: None),
-    )
-    if asked is None:
-        histograms = exact_histograms(facts)
-    else:
-        histograms = noisy_histograms(facts, asked, ledger=ledger, dataset=dataset, analyst=analyst)
-    target = _TargetQuery(query_epsilon, query_delta, triggers, bool(keys))
-    return Proposal(
-        privacy_unit_column=privacy_unit_column,
-        keys=tuple(reading.keys),
-        value=value,
-        epsilon=None if asked is None else float(asked.epsilon),
-        delta=None if asked is None else float(asked.delta),
-        query_epsilon=query_epsilon,
-        query_delta=query_delta,
-        triggers=triggers,
-        **_choose_bounds(histograms, target, group_size),
-    )
 
 
-class _TargetQuery:
-    """The query that bounds are for, as far as its noise goes."""
+def _digest(reading: Query, *more: str) -> str:
+    text = canonical((sorted(reading.facts().items()), more))
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
-    def __init__(self, epsilon: float, delta: float, triggers: int, keyed: bool) -> None:
-        self._query = Query(
-            privacy_unit_column="unit",
-            keys=("key",) if keyed else (),
-            epsilon=epsilon,
-            delta=delta,
-            time_column="time",
-            start=Micros(0),
-            end=Micros(DAY * triggers),
-            every=Micros(DAY),
-            max_groups_contributed=1,
+
+def _folder(state: Path, reading: Query, source: Any, *, again: bool) -> Path:
+    """Where a measurement is kept: the last one of these rows, or the next one."""
+    places = source if isinstance(source, list | tuple) else [source]
+    words = [os.fspath(each) for each in places if isinstance(each, str | os.PathLike)]
+    name = _digest(reading, *words)
+    tries = (state / (name if n == 1 else f"{name}-{n}") for n in count(1))
+    folders = []
+    for folder in tries:
+        folders.append(folder)
+        if not folder.exists():
+            break
+    if len(folders) == 1 or (again and kept_release(folders[-2]) is not None):
+        return folders[-1]
+    return folders[-2]  # one that was broken off is finished before another is paid for
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Values:
+    """Values of a column: the signs they have, their mean size, and what clamps hold of them."""
+
+    signs: Clamps
+    mean: float
+    edges: Reals
+    held: Reals
+
+    def clamps(self, at: int) -> Clamps:
+        """Clamps at one of the edges, on the sides where there are values."""
+        return self.signs[0] * float(self.edges[at]), self.signs[1] * float(self.edges[at])
+
+
+class _Log:
+    """What the histograms say about units, rows and values."""
+
+    def __init__(self, histograms: Histograms, columns: Sequence[str], share: float) -> None:
+        below = np.concatenate([[0], COUNTS[:-1]])
+        self._sizes, self._widths = (below + 1 + COUNTS) / 2, (COUNTS - below).astype(np.float64)
+        self.stddev, self._share = histograms.stddev, share
+        by_class = histograms.bins["rows"].reshape(len(CLASSES) + 1, -1)
+        if "groups" in histograms.bins:
+            self.groups = self._counts(histograms.bins["groups"])
+            self.rows = [self._counts(bins, rare=_FEW_REPEATS) for bins in by_class]
+        else:  # one group each
+            self.rows = [self._counts(by_class[0])]
+            ones = np.where(COUNTS == 1, self.rows[0].total, 0.0)
+            self.groups = SizeDistribution(sizes=self._sizes, units=ones)
+        self.values = {name: self._values(histograms.bins[f"value {name}"]) for name in columns}
+        places = np.minimum(np.searchsorted(CLASSES, self._sizes), len(self.rows) - 1)
+        self._of_class = [np.flatnonzero(places == number) for number in range(len(self.rows))]
+        self.total = self._kept(np.inf, np.inf)
+
+    def _counts(self, bins: Reals, rare: float = 3.0) -> SizeDistribution:
+        known: Any = {"sizes": self._sizes, "widths": self._widths, "stddev": self.stddev}
+        return smooth_histogram(bins, **known, rare=rare)
+
+    def _values(self, bins: Reals) -> _Values:
+        zero = len(SIZES)
+        below = np.concatenate([[SIZES[0] / 2], SIZES[:-1]])
+        middles, found, signs = np.sqrt(SIZES * below), np.zeros(len(SIZES)), [0.0, 0.0]
+        for side, part in enumerate((bins[:zero][::-1], bins[zero + 1 :])):
+            if part.sum() > _SURE * self.stddev * math.sqrt(zero) and part.sum() > 0:
+                one = {"sizes": middles, "widths": np.log(SIZES / below), "stddev": self.stddev}
+                found += smooth_histogram(part, **one, rare=_FEW_GIANTS).units
+                signs[side] = 1.0
+        signs[1] = 1.0 if signs == [0.0, 0.0] else signs[1]
+        units = np.concatenate([[max(float(bins[zero]), 0.0)], found])
+        sizes = np.concatenate([[0.0], middles])
+        found_ = SizeDistribution(sizes=sizes, units=units)
+        mean = found_.mean() if found_.sum else 1.0
+        edges = SIZES[(mean / 20 < SIZES) & (1e4 * mean > SIZES)]
+        held = np.array([found_.kept(edge) for edge in edges])
+        return _Values(signs=(0.0 - signs[0], signs[1]), mean=mean, edges=edges, held=held)
+
+    @lru_cache(maxsize=4096)  # noqa: B019 - it lives as long as a question
+    def _kept(self, groups: float, rows: float) -> float:
+        cut = self.groups.units * np.minimum(self._sizes, groups)
+        each = [rows_of.mean(rows) for rows_of in self.rows]
+        return sum(
+            float(cut[where].sum()) * mean for where, mean in zip(self._of_class, each, strict=True)
         )
-        self._triggers = triggers
 
-    def noise(self, groups: int, rows: int = 1) -> tuple[float, int, int]:
-        """(stddev of a COUNT in the last table, threshold there, pre-threshold)."""
-        query = replace(
-            self._query,
-            max_groups_contributed=groups,
-            max_rows_per_group=rows,
-            max_rows_contributed=None,
-        )
-        window = plan_query(query).window(self._triggers)
-        return float(window.stddevs[-1, -1]), int(window.thresholds[-1]), window.pre_threshold
+    @property
+    def all_rows(self) -> float:
+        """Rows of all units, once in each window that they are in."""
+        return self.total / self._share
+
+    def kept(self, groups: int, rows: int) -> float:
+        """The share of all rows that these bounds keep."""
+        return self._kept(groups, rows) / self.total if self.total else 1.0
+
+    def most(self, of: SizeDistribution, largest: float) -> list[int]:
+        """Bounds of the grid worth comparing: up to sizes that units have."""
+        top = max(of.quantile(1 - 1e-4), 1.0)
+        grid = [int(each) for each in COUNTS if each <= min(1.5 * top + 1, largest)]
+        return grid or [1]
 
 
-def _choose_bounds(
-    histograms: Histograms, target: _TargetQuery, group_size: float | None
-) -> dict[str, Any]:
+class _Noise:
+    """The noise of a query for bounds of all kinds: it goes with sensitivities."""
+
+    def __init__(self, query: Query) -> None:
+        self.query, windows = query, query.schedule.windows
+        seen = range(min(windows or 48, 48))
+        self.releases = max([query.schedule.releases(window) for window in seen] + [1])
+
+    @lru_cache(maxsize=4096)  # noqa: B019 - it lives as long as a question
+    def _window(self, groups: int, rows: int) -> Any:
+        query = _with_bounds(self.query, groups, rows, {})
+        return query, plan_query(query).window(self.releases)
+
+    def threshold(self, groups: int, rows: int) -> tuple[int, int]:
+        """(noisy units that show a key in a window's last table, pre-threshold)."""
+        _, window = self._window(groups, min(rows, 2))
+        return int(window.thresholds[-1]), int(window.pre_threshold)
+
+    def spreads(self, aggregate: Aggregate, groups: int, rows: int) -> list[float]:
+        """Standard deviations of its measures; values with clamps of the query."""
+        query, window = self._window(groups, min(rows, 2))
+        found = []
+        for measure in query.measures_of[aggregate.name]:
+            steps = float(window.stddevs[query.measures.index(measure), -1])
+            more = 1 if measure.kind in ("units", "round") else rows / min(rows, 2)
+            found.append(steps * float(measure.quantum) * more)
+        return found
+
+
+def _with_bounds(query: Query, groups: int, rows: int, clamps: Mapping[str, Clamps]) -> Query:
+    """The query with other bounds, and other clamps for some columns."""
+    chosen = {id(each) for each in _clamped(query) if each.column in clamps}
+    aggregates = tuple(
+        type(each)(each.name, column=each.column, contribution_bounds_per_row=clamps[each.column])
+        if isinstance(each, Sum) and id(each) in chosen
+        else each
+        for each in query.aggregates
+    )
+    return replace(
+        query,
+        aggregates=aggregates,
+        max_groups_contributed=groups,
+        max_rows_per_group=rows,
+        max_rows_contributed=None,
+        max_dropped_rows=None,
+        pre_threshold=None,
+    )
+
+
+def _share_of(
+    log: _Log, noise: _Noise, aggregate: Aggregate, bounds: tuple[int, int], at: Any
+) -> tuple[Any, Any]:
+    """(bias, noise of a key with one row), as shares of an aggregate's true value.
+
+    `at`: the clamps among the edges of its column, or all of them.
+    """
+    kept, spreads = log.kept(*bounds), noise.spreads(aggregate, *bounds)
+    if isinstance(aggregate, CountUnits):
+        pairs = log.groups.sum / log.total if log.total else 1.0
+        return 1 - log.groups.kept(bounds[0]), spreads[0] / max(pairs, 1e-9)
+    if not isinstance(aggregate, Sum) or not _has_clamps(aggregate):
+        return 1 - kept, spreads[0]  # of ones and zeros as many as rows, at most
+    values = log.values[aggregate.column]
+    edges, held = values.edges[at], values.held[at]
+    spread = spreads[0] * edges / float(max(abs(aggregate.lo), abs(aggregate.hi)))
+    if not aggregate.grows:  # an average
+        return 1 - held, spread / max(kept, 1e-9) / values.mean
+    if len(spreads) > 1:  # about the middle, and the middle for each row
+        spread = np.hypot(spread, sum(values.signs) * edges / 2 * spreads[1])
+    return 1 - kept * held, spread / values.mean
+
+
+def _error(shares: Sequence[tuple[Any, Any]], size: float) -> Any:
+    """The error of all aggregates of a key, root of the mean square."""
+    return np.sqrt(sum(bias**2 + (noise / size) ** 2 for bias, noise in shares) / len(shares))
+
+
+def _least_error(query: Query, log: _Log, key_size: float | None) -> dict[str, Any]:
     """The bounds of least error, and the trade-off around them."""
-    groups, rows = (
-        count_distribution(histograms.bins[fact], histograms.stddev) for fact in ("groups", "rows")
-    )
-    usual = max(math.ceil(groups.quantile(_FIRST_QUANTILE)), 1)
-    size = group_size or _GROUP_SIZE * max(target.noise(usual)[1], 1)
+    start = {name: values.signs for name, values in log.values.items()}
+    noise = _Noise(_with_bounds(query, 1, 1, start))
+    most = math.inf if query.reachable is None else query.reachable
+    candidates = log.most(log.groups, most)
+    rows_of_all = max(log.rows, key=lambda each: each.quantile(1 - 1e-4))
+    size = key_size or _usual_size(query, log, noise, min(most, candidates[-1]))
+
+    def with_clamps(groups: int, rows: int) -> tuple[float, dict[str, int]]:
+        edges: dict[str, int] = {}
+        for column in log.values:
+            mine = [each for each in _clamped(noise.query) if each.column == column]
+            every = [_share_of(log, noise, each, (groups, rows), slice(None)) for each in mine]
+            edges[column] = int(np.argmin(_error(every, size)))
+        return float(_error(_shares(log, noise, (groups, rows), edges), size)), edges
+
+    found = {
+        (groups, rows): with_clamps(groups, rows)
+        for groups in candidates
+        for rows in log.most(rows_of_all, _MOST_ROWS)
+    }
+    groups, rows = min(found, key=lambda pair: (found[pair][0], pair))
+    error, edges = found[groups, rows]
+    clamps = {name: log.values[name].clamps(at) for name, at in edges.items()}
+    final = _with_bounds(query, groups, rows, clamps)
+    early = plan_query(final).window(noise.releases).pre_threshold
     choices = []
-    for count in groups.candidates():
-        noise, threshold, _ = target.noise(count)
-        left_out = 1 - groups.kept(count)
-        error = math.hypot(left_out, noise / size)
+    for each in candidates:
+        best = min((found[pair][0], pair[1]) for pair in found if pair[0] == each)[1]
         choices.append(
-            Choice(groups=count, left_out=left_out, noise=noise, threshold=threshold, error=error)
+            Choice(
+                groups=each,
+                rows=best,
+                left_out=1 - log.kept(each, best),
+                noise=noise.spreads(_in(noise, query.aggregates[0]), each, best)[0],
+                threshold=noise.threshold(each, best)[0],
+                error=found[each, best][0],
+            )
         )
-    max_groups, max_rows = _least_error(choices, rows, size)
-    noise, _, pre_threshold = target.noise(max_groups, max_rows)
-    left_out = 1 - groups.kept(max_groups) * rows.kept(max_rows)
-    lo, hi = _clamps(histograms, noise, size)
     return {
-        "group_size": size,
-        "max_groups_contributed": max_groups,
-        "max_rows_per_group": max_rows,
-        "max_rows_contributed": max_groups * max_rows,
-        "lo": lo,
-        "hi": hi,
-        "pre_threshold": pre_threshold,
-        "left_out": left_out,
-        "noise": noise,
-        "error": math.hypot(left_out, noise / size),
-        "units": groups.total,
-        "stddev": histograms.stddev,
+        "key_size": size,
+        "max_groups_contributed": groups,
+        "max_rows_per_group": rows,
+        "clamps": clamps,
+        "pre_threshold": early,
+        "left_out": 1 - log.kept(groups, rows),
+        "values_left_out": {
+            name: 1 - float(log.values[name].held[at]) for name, at in edges.items()
+        },
+        "error": error,
+        "units": log.groups.total,
+        "rows": log.all_rows,
+        "stddev": log.stddev,
         "quantiles": {
             name: {f"{share:g}": sizes.quantile(share) for share in _QUANTILES}
-            for name, sizes in (("groups", groups), ("rows", rows))
+            for name, sizes in (("groups", log.groups), ("rows", log.rows[0]))
         },
+        "expected": tuple(_expected(query, log, noise, (groups, rows), edges, size)),
         "trade_off": tuple(choices),
     }
 
 
-def _least_error(choices: list[Choice], rows: SizeDistribution, size: float) -> tuple[int, int]:
-    """Groups of each unit and rows in each: the pair of least error, the smaller one if equal."""
-
-    def error(choice: Choice, count: int) -> float:
-        # More than one row per group takes a column of its own: half of the budget each.
-        noise = choice.noise * count * (1 if count == 1 else math.sqrt(2))
-        return math.hypot(1 - (1 - choice.left_out) * rows.kept(count), noise / size)
-
-    pairs = [(choice, count) for choice in choices for count in rows.candidates(64)]
-    return min((error(*pair), pair[0].groups, pair[1]) for pair in pairs)[1:]
+def _in(noise: _Noise, aggregate: Aggregate) -> Aggregate:
+    """An aggregate as the query has it whose noise is known."""
+    return next(each for each in noise.query.aggregates if each.name == aggregate.name)
 
 
-def _clamps(histograms: Histograms, noise: float, size: float) -> tuple[float | None, float | None]:
-    """Clamps of least error for a SUM beside the COUNT: as large as the noise they cost allows."""
-    if "value" not in histograms.bins:
-        return None, None
-    bins, stddev = histograms.bins["value"], histograms.stddev
-    sizes, negative, positive = value_distribution(bins, stddev)
-    mean = float(sizes.units @ sizes.sizes) / sizes.total if sizes.total else 1.0
-
-    def error(edge: float) -> float:
-        return math.hypot(1 - sizes.kept(edge), noise * math.sqrt(2) * edge / mean / size)
-
-    edge = min(map(float, SIZES), key=error)
-    return (-edge if negative else 0.0), (edge if positive or not negative else 0.0)
+def _shares(
+    log: _Log, noise: _Noise, bounds: tuple[int, int], edges: Mapping[str, int]
+) -> list[tuple[Any, Any]]:
+    """Of all aggregates: (bias, noise of a key with one row)."""
+    return [
+        _share_of(log, noise, each, bounds, edges.get(getattr(each, "column", ""), 0))
+        for each in noise.query.aggregates
+    ]
 
 
-@dataclass(frozen=True, kw_only=True)
-class SizeDistribution:
-    """How many units have each size, in increasing order of sizes."""
-
-    sizes: Reals
-    units: Reals
-
-    @property
-    def total(self) -> float:
-        """The number of units."""
-        return float(self.units.sum())
-
-    def kept(self, most: float) -> float:
-        """The share of all sizes together that a bound of `most` each leaves."""
-        total = float(self.units @ self.sizes)
-        return float(self.units @ np.minimum(self.sizes, most)) / total if total else 1.0
-
-    def quantile(self, share: float) -> float:
-        """The least size that at least this share of the units does not exceed."""
-        if not self.total:
-            return float(self.sizes[0])
-        place = int(np.searchsorted(np.cumsum(self.units), share * self.total * (1 - 1e-12)))
-        return float(self.sizes[min(place, len(self.sizes) - 1)])
-
-    def candidates(self, most: int = 4096) -> list[int]:
-        """Bounds of the grid worth comparing: up to the largest size that units have."""
-        largest = float(self.sizes[self.units > 0].max(initial=1.0))
-        grid = [int(count) for count in COUNTS if count <= most]
-        return [count for count in grid if count <= 1.2 * largest] or grid[:1]
+def _expected(
+    query: Query,
+    log: _Log,
+    noise: _Noise,
+    bounds: tuple[int, int],
+    edges: Mapping[str, int],
+    size: float,
+) -> list[Expected]:
+    shares = _shares(log, noise, bounds, edges)
+    return [
+        Expected(
+            key_size=around * size,
+            aggregate=aggregate.name,
+            bias=float(bias),
+            noise=float(one) / (around * size),
+            error=math.hypot(bias, one / (around * size)),
+        )
+        for around in _AROUND
+        for aggregate, (bias, one) in zip(query.aggregates, shares, strict=True)
+    ]
 
 
-def size_distribution(bins: Reals, sizes: Reals | Integers, stddev: float) -> SizeDistribution:
-    """A histogram without the noise of its empty bins.
-
-    From the largest size down, bins are pooled until a pool has more than three standard
-    deviations of its noise: noise of a few units in bins of thousands would drown everything else.
-    A pool counts at the size where it ends.
-
-    >>> noisy, sizes = np.array([90.0, -2.0, 30.0, 3.0]), np.array([1, 2, 3, 4])
-    >>> size_distribution(noisy, sizes, 3.0).units.tolist()
-    [88.0, 0.0, 33.0, 0.0]
-    """
-    units, pool, pooled = np.zeros(len(bins)), 0.0, 0
-    for place in range(len(bins) - 1, -1, -1):
-        pool += float(bins[place])
-        pooled += 1
-        if pool > _SURE * stddev * math.sqrt(pooled) and pool > 0:
-            units[place], pool, pooled = pool, 0.0, 0
-    return SizeDistribution(sizes=np.asarray(sizes, np.float64), units=units)
-
-
-def count_distribution(bins: Reals, stddev: float) -> SizeDistribution:
-    """The distribution of counts; a bin stands for the middle of what it holds."""
-    below = np.concatenate([[0], COUNTS[:-1]])
-    return size_distribution(bins, (below + 1 + COUNTS) / 2, stddev)
-
-
-def value_distribution(bins: Reals, stddev: float) -> tuple[SizeDistribution, bool, bool]:
-    """Sizes of values of both signs without zeros; whether enough are negative, and positive."""
-    zero = len(SIZES)
-    below, above = bins[:zero][::-1], bins[zero + 1 :]
-    sure = _SURE * stddev * math.sqrt(zero)
-    middles = np.concatenate([[SIZES[0]], np.sqrt(SIZES[1:] * SIZES[:-1])])
-    sizes = size_distribution(below + above, middles, stddev * math.sqrt(2))
-    return sizes, bool(below.sum() > sure), bool(above.sum() > sure)
+def _usual_size(query: Query, log: _Log, noise: _Noise, most: float) -> float:
+    """Rows of a key in one window that bounds are chosen for, if nobody says."""
+    groups = int(min(max(math.ceil(log.groups.quantile(_USUAL)), 1), most))
+    if query.public_groups is None:
+        return _KEY_SIZE * max(noise.threshold(groups, 1)[0], 1)
+    windows = (
+        query.schedule.windows if query.start is not None or query.time_column is None else None
+    )
+    if windows is not None and log.all_rows > 0:
+        return max(log.all_rows / windows / len(query.public_groups), 1.0)
+    return _IN_NOISE * noise.spreads(noise.query.aggregates[0], groups, 1)[0]

@@ -2,124 +2,146 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-from typer import Argument, Option
+from typer import Option
 
 from dpstream.bounds_proposal import Proposal
 from dpstream.bounds_proposal import bounds as propose
 from dpstream.cli.command_options import Asker, BudgetOption, Payer, SharedLedger
 from dpstream.cli.output import AsJson, new_table, note, people, print_json, progress_bar
+from dpstream.cli.sql_command import Settings, Text, compile_text, source_paths
+from dpstream.errors import InvalidParameter
+from dpstream.query.query import Query
 
-_Target = partial(Option, rich_help_panel="The query that bounds are for")
-_Shape = partial(Option, rich_help_panel="Shape of the data")
 _BAR = 24  # characters of the longest bar
 
 
 def bounds(
-    data: Annotated[
-        list[str], Argument(help="Files, a glob or a directory: Parquet, CSV, JSON lines.")
+    text: Text,
+    sources: Annotated[
+        list[str],
+        Option(
+            "--source",
+            metavar="TABLE=PATH",
+            help="What the table in FROM is: files, a glob or a directory.",
+        ),
     ],
-    privacy_unit_column: Annotated[
-        str, Option(help="Column of the protected unit, such as user_id.")
-    ],
-    keys: Annotated[list[str] | None, Option(help="Columns to group by; may be repeated.")] = None,
-    value: Annotated[str | None, Option(help="Column to sum: clamps are proposed.")] = None,
     public: Annotated[
         bool, Option("--public", help="I declare that these data are public.")
     ] = False,
-    epsilon: Annotated[str | None, BudgetOption(help="Pay this much for the proposal.")] = None,
+    epsilon: Annotated[
+        str | None, BudgetOption(help="Pay this much for the measurement, such as 0.1.")
+    ] = None,
     delta: Annotated[str, BudgetOption(help="And this much.")] = "1e-9",
+    state: Annotated[
+        Path | None,
+        BudgetOption(
+            help="Directory that keeps what was paid for (default: QUERY.bounds beside the file)."
+        ),
+    ] = None,
+    again: Annotated[
+        bool, BudgetOption("--again", help="Pay for another measurement of the same rows.")
+    ] = False,
     ledger: SharedLedger = None,
     dataset: Payer = "stream",
     who: Asker = "",
-    query_epsilon: Annotated[float, _Target(help="Its epsilon.")] = 1.0,
-    query_delta: Annotated[float, _Target(help="Its delta.")] = 1e-9,
-    triggers: Annotated[int, _Target(min=1, help="Tables of a window.")] = 100,
-    group_size: Annotated[
+    key_size: Annotated[
         float | None,
-        _Target(
-            help="Rows of the groups that matter; default: ten times what a group needs to appear."
+        Option(
+            help="Rows of the keys that matter, in one window; default: the mean of public groups, "
+            "else ten times what a key needs to appear."
         ),
     ] = None,
-    sample: Annotated[float, _Shape(help="Look at this share of the units.")] = 1.0,
-    time_column: Annotated[str | None, _Shape(help="Column of the event time.")] = None,
-    time_unit: Annotated[str | None, _Shape(help="Of a numeric time: s, ms, ...")] = None,
-    time_origin: Annotated[str | None, _Shape(help="What a numeric time counts from.")] = None,
-    window: Annotated[str | None, _Shape(help="Windows, such as '1 day'.")] = None,
-    privacy_unit_period: Annotated[str, _Shape(help="A user is one unit in each.")] = "forever",
-    start: Annotated[str | None, _Shape(help="Public start of the data.")] = None,
-    end: Annotated[str | None, _Shape(help="Public end of the data.")] = None,
+    sample: Annotated[float, Option(help="Look at this share of the units.")] = 1.0,
+    settings: Settings = None,
     plot: Annotated[Path | None, Option(help="Draw the trade-off in this file.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Propose bounds: groups and rows of a unit, clamps, and the pre-threshold."""
+    """Propose bounds and clamps for a query; what was paid for answers every later question.
+
+    Bounds and clamps that the query has are not looked at, and may be missing.
+
+    Example: dpstream bounds clicks.sql --source clicks=clicks.csv --epsilon 0.1 --ledger book
+    """
+    compiled = compile_text(text, None, settings or [], unbounded=True)
+    given = source_paths(compiled, sources)
+    query = compiled.query
+    if not isinstance(query, Query):
+        raise InvalidParameter(
+            "bounds are for a GROUP BY: a time-series mechanism keeps one row of a unit in each "
+            "window, and there is nothing to choose"
+        )
+    file = Path(text) if text.endswith(".sql") else Path("query.sql")
+    kept = state or file.with_suffix(".bounds")
     with progress_bar("reading") as progress:
         proposal = propose(
-            data[0] if len(data) == 1 else data,
-            privacy_unit_column=privacy_unit_column,
-            keys=keys or (),
-            value=value,
+            query,
+            given[0] if len(given) == 1 else given,
             public=public,
             epsilon=epsilon,
             delta=delta,
-            query_epsilon=query_epsilon,
-            query_delta=query_delta,
-            triggers=triggers,
-            group_size=group_size,
+            key_size=key_size,
             sample=sample,
+            state=None if public else kept,
+            again=again,
             ledger=ledger,
             dataset=dataset,
             analyst=who,
-            time_column=time_column,
-            time_unit=time_unit,
-            time_origin=time_origin or 0,
-            window=window,
-            privacy_unit_period=privacy_unit_period,
-            start=start,
-            end=end,
             progress=progress,
         )
     if plot is not None:
         proposal.plot(plot)
     if public:
         note("exact figures of data that were declared public: do not show them if they are not")
+    elif proposal.measured_before:
+        note(
+            f"measured before, at epsilon = {proposal.epsilon:g}, and kept in {kept}: nothing was "
+            "read or charged; --again pays for another measurement"
+        )
     else:
-        place = f"the book {dataset!r} in {ledger}" if ledger else "a book of its own, not kept"
-        note(f"charged to {place}: epsilon = {epsilon}, delta = {delta}; once more, once more paid")
+        place = f"the book {dataset!r} in {ledger}" if ledger else f"a book of its own in {kept}"
+        note(
+            f"charged to {place}: epsilon = {epsilon}, delta = {delta}; kept in {kept}: further "
+            "questions about these rows, keys and windows cost nothing"
+        )
     print_json(proposal.to_json()) if as_json else _show(proposal)
 
 
 def _show(proposal: Proposal) -> None:
-    headings = ("groups a unit", "rows left out", "", "noise", "", "needs units", "error")
-    title = f"bias against noise, for a group of {proposal.group_size:,.0f} rows, one row each"
-    table = new_table(*headings, right=[name for name in headings if name], title=title)
+    headings = ("groups a unit", "rows a group", "rows left out", "", "noise", "needs units")
+    title = f"bias against noise, for a key of {proposal.key_size:,.0f} rows in a window"
+    table = new_table(*headings, "error", right=[*filter(None, headings), "error"], title=title)
     worst = max(choice.error for choice in proposal.trade_off)
     for choice in proposal.trade_off:
         mine = choice.groups == proposal.max_groups_contributed
-        share = choice.noise / proposal.group_size
         table.add_row(
             f"{'> ' if mine else ''}{choice.groups}",
+            f"{choice.rows}",
             f"{choice.left_out:.1%}",
-            _bar(choice.left_out, worst),
+            _bar(choice.error, worst),
             f"{choice.noise:,.1f}",
-            _bar(share, worst),
             f"{choice.threshold:,}",
             f"{choice.error:.1%}",
             style="bold" if mine else "",
         )
     people().print(table)
-    print(f"groups a unit: {proposal.max_groups_contributed}")
-    print(f"rows a group: {proposal.max_rows_per_group}")
-    print(f"pre-threshold: {proposal.pre_threshold}")
-    if proposal.value is not None:
-        print(f"clamps of {proposal.value}: {proposal.lo:g} to {proposal.hi:g}")
+    title = "what to expect with the proposed bounds, in shares of a key's true value"
+    columns = ("rows of a key", "column", "too low by", "noise", "error")
+    table = new_table(*columns, right=["rows of a key", *columns[2:]], title=title)
+    for each in proposal.expected:
+        shares = (f"{share:.1%}" for share in (each.bias, each.noise, each.error))
+        table.add_row(f"{each.key_size:,.0f}", each.aggregate, *shares)
+    people().print(table)
+    print(f"max_groups_contributed: {proposal.max_groups_contributed}")
+    print(f"max_rows_per_group: {proposal.max_rows_per_group}")
+    for column, (lo, hi) in proposal.clamps.items():
+        share = proposal.values_left_out[column]
+        print(f"clamps of {column}: {lo:g} to {hi:g}, which cut off {share:.1%} of its values")
     print(
-        f"with these {proposal.left_out:.1%} of the rows are left out, noise is "
-        f"{proposal.noise:,.1f}: an error of {proposal.error:.1%} for a group of "
-        f"{proposal.group_size:,.0f} rows"
+        f"with these about {proposal.left_out:.1%} of the rows are left out; the error of a key of "
+        f"{proposal.key_size:,.0f} rows is about {proposal.error:.1%}"
     )
     print(f"\nSQL:\n{proposal.sql()}\n\nPython:\n{proposal.python()}")
 

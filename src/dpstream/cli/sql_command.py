@@ -88,6 +88,8 @@ def compile_text(
     settings: Sequence[str],
     params: Sequence[str] | None = None,
     functions: Sequence[str] | None = None,
+    *,
+    unbounded: bool = False,
 ) -> Compiled:
     """SQL from the command line, a file or standard input, with its options."""
     path = Path(text)
@@ -113,6 +115,7 @@ def compile_text(
         params={each: read_param(value) for each, value in values.items()},
         functions=named,
         folder=Path.cwd(),
+        unbounded=unbounded,
         **options,
     )
 

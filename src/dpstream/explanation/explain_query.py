@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -57,11 +58,7 @@ def _explain_group_by(plan: NoisePlan) -> Explanation:
     return Explanation(
         stages=_group_by_stages(query, releases),
         unit=_unit(query),
-        bounds={
-            "groups": query.bounds.groups,
-            "rows_per_group": query.bounds.rows_per_group,
-            "rows": query.bounds.rows,
-        },
+        bounds=_bounds(query),
         schedule=_schedule(query, query.window, query.every, releases),
         budget=_budget(plan),
         measures=_measures(plan),
@@ -71,6 +68,14 @@ def _explain_group_by(plan: NoisePlan) -> Explanation:
         schema=_schema(release_schema(plan, types_before_rows(query)), query),
         not_protected=_not_protected(query),
     )
+
+
+def _bounds(query: Query) -> dict[str, Any]:
+    """The declared bounds, and those that there are groups for where these are smaller."""
+    facts: dict[str, Any] = asdict(query.declared_bounds)
+    if query.bounds != query.declared_bounds:
+        facts |= {"reachable_groups": query.reachable, "effective": asdict(query.bounds)}
+    return facts
 
 
 def _explain_series(query: SeriesQuery) -> Explanation:
@@ -145,8 +150,15 @@ def _stages(query: RowSpec, windows: str, own: list[tuple[str, str]]) -> list[St
 
 
 def _group_by_stages(query: Query, releases: int) -> list[Stage]:
-    bounds = query.bounds
+    bounds = query.declared_bounds
     most = f"{bounds.rows} rows, in at most {bounds.groups} groups, {bounds.rows_per_group} in each"
+    if query.bounds != bounds:
+        some, rows = query.bounds.groups, query.bounds.rows
+        most += (
+            f"; there {'is' if some == 1 else 'are'} only {some} group{'s' * (some != 1)} (key and "
+            f"window) that a unit can be in, so noise is for {some} with "
+            f"{rows} row{'s' * (rows != 1)} in all"
+        )
     by = ", ".join(query.keys) or "nothing (one group)"
     stages = [
         ("bound", f"keep of each unit at most {most}"),
@@ -272,9 +284,14 @@ def _columns(plan: NoisePlan, releases: int) -> list[dict[str, Any]]:
             note = "each release says its own error bar, which depends on what it is made of"
             columns.append({"column": aggregate.name, "first": None, "last": None, "note": note})
             continue
-        measure = aggregate.measures(query.one_row)[0]
-        spread = window.stddevs[query.measures.index(measure)] * float(measure.quantum)
+        spreads = [
+            window.stddevs[query.measures.index(measure)] * float(measure.quantum)
+            for measure in query.measures_of[aggregate.name]
+        ]
         per_row = aggregate.error_bar == "per_row"
+        spread = spreads[0]
+        if not per_row:
+            _, spread = aggregate.answer([(np.zeros(releases), each) for each in spreads], False)
         note = " (divided by the number of rows of the group)" if per_row else ""
         columns.append(
             {

@@ -70,9 +70,10 @@ def count_totals(
     beyond = int(_count_dropped(lost.rows(rows.units, dropped), lost.numbers, most, counted))
     dropped = dropped[counted]
     totals = [len(dropped), len(kept), beyond]
-    for measure in query.summed:
-        column = query.value_measures.index(measure)
-        totals += [int(rows.values[some, column].sum()) for some in (dropped, kept)]
+    for column, middle in query.summed_values:
+        totals += [
+            int(rows.values[some, column].sum()) + middle * len(some) for some in (dropped, kept)
+        ]
     return np.array(totals, np.int64)
 
 

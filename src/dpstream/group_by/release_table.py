@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from dpstream.errors import StateError
 from dpstream.group_by.bias import Bias
-from dpstream.query.aggregates import Aggregate, Measure
+from dpstream.query.aggregates import Aggregate, Measure, measures_by_name
 from dpstream.query.column_types import Types
 from dpstream.query.noise_plan import USUAL_INTERVAL, NoisePlan
 from dpstream.query.row_spec import RowSpec
@@ -44,9 +44,10 @@ def answer_columns(
     bounding has dropped, where that is measured; with `debias` counts and sums make up for it.
     """
     table: dict[str, Any] = {}
+    measures = measures_by_name(aggregates, one_row=one_row)
     for aggregate in aggregates:
         pairs = []
-        for measure in aggregate.measures(one_row):
+        for measure in measures[aggregate.name]:
             steps, stddev = noisy[measure]
             quantum = float(measure.quantum)
             values = steps if measure.kind != "value" else steps * quantum

@@ -17,7 +17,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, cast
 
 import numpy as np
 
@@ -43,6 +43,8 @@ class Measure:
     middle: Fraction = Fraction(0)
     quantum: Fraction = Fraction(1)
     power: Literal[1, 2] = 1
+    null: Fraction | None = None
+    """What NULL counts as; None: the middle."""
 
     @property
     def name(self) -> str:
@@ -52,6 +54,8 @@ class Measure:
         if self.kind != "value":
             return f"{self.kind}|{replace(self, kind='value').name}"
         squared = "" if self.power == 1 else "^2|"
+        if self.null is not None:
+            squared = f"NULL={self.null}|{squared}"
         return f"{squared}{self.lo}|{self.hi}|{self.middle}|{self.quantum}|{self.column}"
 
     @property
@@ -74,8 +78,10 @@ class Measure:
         return max(self.reach**2 - self.offset, self.offset) / self.quantum
 
     def on_grid(self, values: Reals) -> Integers:
-        """Clamp, take the middle off, round to the grid; NULL (NaN here) counts as the middle."""
+        """Clamp, take the middle off, round to the grid; NULL is NaN here."""
         lo, hi, middle = float(self.lo), float(self.hi), float(self.middle)
+        if self.null is not None:
+            values = np.where(np.isnan(values), float(self.null), values)
         distances = np.clip(values, lo, hi) - middle
         if self.power == 2:
             distances = np.where(np.isnan(distances), 0, distances) ** 2 - float(self.offset)
@@ -205,9 +211,18 @@ class Sum(Identified, identity="sum", keys="name column lo hi quantum"):
             quantum=self.quantum,
         )
 
+    @property
+    def middle(self) -> Fraction:
+        """A grid point halfway between lo and hi."""
+        steps = math.floor((self.lo + self.hi) / 2 / self.quantum)
+        return Fraction(steps * self.quantum)
+
     def answer(self, noisy: Sequence[Pair], nonnegative: bool) -> Pair:
-        """The noisy sum; below zero only if a value may be."""
+        """The noisy sum; below zero only if a value may be. Rows come second if it is centred."""
         values, stddev = noisy[0]
+        if len(noisy) > 1:
+            middle, (rows, of_rows) = float(self.middle), noisy[1]
+            values, stddev = values + middle * rows, np.hypot(stddev, middle * of_rows)
         return np.maximum(values, 0.0) if nonnegative and self.lo >= 0 else values, stddev
 
     def within(self, low: Reals, high: Reals, nonnegative: bool) -> tuple[Reals, Reals]:
@@ -228,12 +243,6 @@ class Avg(Sum, identity="avg"):
 
     grows = False
     error_bar: ClassVar[ErrorBar] = "per_row"
-
-    @property
-    def middle(self) -> Fraction:
-        """A grid point halfway between lo and hi."""
-        steps = math.floor((self.lo + self.hi) / 2 / self.quantum)
-        return Fraction(steps * self.quantum)
 
     def measures(self, one_row: bool) -> tuple[Measure, ...]:
         """Sums about the middle, and rows."""
@@ -327,9 +336,45 @@ def _quantum(lo: Fraction, hi: Fraction) -> Fraction:
     return shared / math.ceil(1000 * shared / largest)
 
 
+def measures_by_name(
+    aggregates: Sequence[Aggregate], *, one_row: bool
+) -> dict[str, tuple[Measure, ...]]:
+    """The measures behind each aggregate, by its name.
+
+    Beside a COUNT or an AVG a SUM is that about the middle, and the middle for each row: rows are
+    measured anyway, and half a range takes half the noise. With an AVG of the same values it shares
+    both, and costs nothing. NULL adds nothing to a SUM, so it counts as 0 in such an AVG, too;
+    where the clamps leave 0 out, a SUM has a measure of its own.
+
+    >>> pair = [kind("x", column="x", contribution_bounds_per_row=(0, 10)) for kind in (Sum, Avg)]
+    >>> names = measures_by_name([pair[0], replace(pair[1], name="y")], one_row=False)
+    >>> names["x"] == names["y"], [measure.kind for measure in names["x"]]
+    (True, ['value', 'rows'])
+    """
+    own = {each.name: each.measures(one_row) for each in aggregates}
+    (rows,) = Count().measures(one_row)
+    if not any(rows in measures for measures in own.values()):
+        return own
+    summed = {_clamped(each) for each in aggregates if type(each) is Sum} - {None}
+    for each in aggregates:
+        if type(each) in (Sum, Avg, Variance, Stddev) and _clamped(each) in summed:
+            made = Avg.measures(cast("Avg", each), one_row) if type(each) is Sum else own[each.name]
+            shared = (replace(m, null=Fraction(0)) if m.kind == "value" else m for m in made)
+            own[each.name] = tuple(shared)
+    return own
+
+
+def _clamped(aggregate: Any) -> tuple[str, Fraction, Fraction, Fraction] | None:
+    """The values that it is made of; None where sums about 0 and about the middle do not mix."""
+    if not aggregate.lo <= 0 <= aggregate.hi or not aggregate.middle:
+        return None
+    return aggregate.column, aggregate.lo, aggregate.hi, aggregate.quantum
+
+
 def all_measures(
     aggregates: Sequence[Aggregate], *, one_row: bool, finder: Measure | None
 ) -> tuple[Measure, ...]:
     """Every column that needs noise, once; unknown keys are found by `finder`, column 0."""
-    measures = [measure for each in aggregates for measure in each.measures(one_row)]
+    behind = measures_by_name(aggregates, one_row=one_row).values()
+    measures = [measure for each in behind for measure in each]
     return tuple(dict.fromkeys(measures if finder is None else [finder, *measures]))

@@ -321,6 +321,11 @@ def _coarser(query: Query) -> Query | None:
     if not grids:
         return None
     _, finest, quantum = max(grids, key=lambda item: item[0])
-    changed = replace(finest, quantum=quantum, chosen=False)
-    aggregates = tuple(changed if a is finest else a for a in query.aggregates)
+    shared = {m for m in query.measures_of[finest.name] if m.null is not None}
+    aggregates = tuple(
+        replace(a, quantum=quantum, chosen=False)
+        if isinstance(a, Sum) and (a is finest or shared & {*query.measures_of[a.name]})
+        else a
+        for a in query.aggregates
+    )
     return replace(query, aggregates=aggregates)

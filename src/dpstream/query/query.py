@@ -13,6 +13,7 @@ from dpstream.mechanisms.base import whole
 from dpstream.privacy.accounting.promises import promise, rows_of
 from dpstream.privacy.amounts import Amount, positive
 from dpstream.privacy.ledger.charges import Terms
+from dpstream.privacy.state.identity import canonical
 from dpstream.query.aggregates import (
     Aggregate,
     Count,
@@ -20,6 +21,7 @@ from dpstream.query.aggregates import (
     Measure,
     Sum,
     all_measures,
+    measures_by_name,
 )
 from dpstream.query.row_spec import Finish, Prepare, RowSpec
 from dpstream.query.windows import Duration, Instant, Tumble
@@ -197,15 +199,51 @@ class Query(RowSpec, identity="query", keys=_KEYS):
 
     @cached_property
     def bounds(self) -> Bounds:
-        """What is kept of each unit."""
+        """What is kept of each unit: noise and memory are for groups that exist.
+
+        >>> asked = {"epsilon": 1, "delta": 1e-9, "max_groups_contributed": 8}
+        >>> Query(privacy_unit_column="user", **asked).bounds
+        Bounds(rows=1, groups=1, rows_per_group=1)
+        """
+        most = self.max_groups_contributed
+        return self._bounds(min(most, most if self.reachable is None else self.reachable))
+
+    @property
+    def declared_bounds(self) -> Bounds:
+        """What the query asks to be kept of each unit, were there groups enough."""
+        return self._bounds(self.max_groups_contributed)
+
+    def _bounds(self, groups: int) -> Bounds:
         assert self.max_rows_contributed is not None
-        most = self.max_groups_contributed * self.max_rows_per_group
-        rows = min(self.max_rows_contributed, most)
+        rows = min(self.max_rows_contributed, groups * self.max_rows_per_group)
         return Bounds(
-            rows=rows,
-            groups=min(self.max_groups_contributed, rows),
-            rows_per_group=min(self.max_rows_per_group, rows),
+            rows=rows, groups=min(groups, rows), rows_per_group=min(self.max_rows_per_group, rows)
         )
+
+    @cached_property
+    def reachable(self) -> int | None:
+        """Groups (key and window) that rows of one unit can be in at all; None: without limit.
+
+        Proof: `docs/soundness/latched.md`.
+        """
+        if self.public_groups is None:
+            return None
+        fixed = self.starting(0)  # a live query begins with a whole window, whenever that is
+        windows = fixed.schedule.windows_of_a_period(fixed.periods)
+        return None if windows is None else windows * len(self.public_groups)
+
+    def facts(self) -> dict[str, str]:
+        """Everything that fixes the releases besides the data, by key.
+
+        Bounds that are cut to what is reachable, and sums that share their measures, have keys of
+        their own: without these the facts are as they were when neither was known.
+        """
+        facts = super().facts()
+        if self.bounds != self.declared_bounds:
+            facts["reachable_groups"] = canonical(self.reachable)
+        if any(measure.null is not None for measure in self.measures):
+            facts["shared_sums"] = canonical(True)
+        return facts
 
     @property
     def in_rounds(self) -> bool:
@@ -231,6 +269,11 @@ class Query(RowSpec, identity="query", keys=_KEYS):
             one_row=self.one_row,
             finder=finder if self.public_groups is None else None,
         )
+
+    @cached_property
+    def measures_of(self) -> dict[str, tuple[Measure, ...]]:
+        """The measures behind each aggregate, by its name."""
+        return measures_by_name(self.aggregates, one_row=self.one_row)
 
     @property
     def answer_columns(self) -> list[str]:
@@ -275,6 +318,19 @@ class Query(RowSpec, identity="query", keys=_KEYS):
         sums = (a for a in self.aggregates if isinstance(a, Sum) and a.grows and a.lo >= 0)
         return tuple(dict.fromkeys(measure for a in sums for measure in a.measures(self.one_row)))
 
+    @cached_property
+    def summed_values(self) -> list[tuple[int, int]]:
+        """For each of `summed` its column among the values of rows, and what brings that to 0.
+
+        A sum that is measured about the middle has values that are less by it, in grid steps.
+        """
+        sums = (a for a in self.aggregates if isinstance(a, Sum) and a.grows and a.lo >= 0)
+        measured = {a.measures(self.one_row)[0]: self.measures_of[a.name][0] for a in sums}
+        return [
+            (self.value_measures.index(each), int(each.middle / each.quantum))
+            for each in (measured[measure] for measure in self.summed)
+        ]
+
     @property
     def most_dropped(self) -> int:
         """How many dropped rows of a unit count, over all windows."""
@@ -303,7 +359,7 @@ class Query(RowSpec, identity="query", keys=_KEYS):
         wishes: dict[Measure, list[Fraction]] = {measure: [] for measure in self.measures}
         given = dict(self.weights)
         for aggregate in self.aggregates:
-            for measure in aggregate.measures(self.one_row):
+            for measure in self.measures_of[aggregate.name]:
                 wishes[measure].append(given.get(aggregate.name, Fraction(1)))
         if self.public_groups is None:
             finder = wishes[self.measures[0]]

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
+from math import gcd
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -258,6 +259,44 @@ class Schedule:
             first = np.maximum(closing, 0)
         over = arrivals >= last  # the last window may be cut short
         return first if steps is None else np.where(over, steps, np.minimum(first, steps - 1))
+
+    @lru_cache(maxsize=256)  # noqa: B019
+    def windows_of_a_period(self, periods: Ticks | None) -> int | None:
+        """In how many windows the rows of one period may be, at most; None: there is no end.
+
+        `periods` None: all rows are of one period. Where periods and windows lie alike again and
+        again, one round of that is looked at; where clocks change, ten years of it.
+        """
+        if self.start is None or self.edges is None:
+            return 1
+        if periods is None:
+            return self.windows
+        first, cycle = periods.last_before(self.start), self._cycle(periods)
+        if self.end is not None:
+            cycle = min(cycle, periods.last_before(self.end - 1) - first)
+        if cycle > _PROBE:
+            most = -(-periods.size // self.edges.size) + self.cells
+            return most if self.windows is None else min(most, self.windows)
+        begins = np.array([periods.at(first + n) for n in range(cycle + 3)], np.int64)
+        lasts = begins[1:] - 1
+        begins = np.maximum(begins[:-1], self.start)
+        if self.end is not None:
+            lasts = np.minimum(lasts, self.end - 1)
+        some = begins <= lasts  # a zone may leave out a day
+        windows = self.last_window_of(lasts[some]) - self.window_of(begins[some]) + 1
+        return int(windows.max())
+
+    def _cycle(self, periods: Ticks) -> int:
+        """After how many periods they and the windows lie alike again; too many: nobody knows."""
+        assert self.edges is not None
+        whole = self.edges.size * (self.cells if self.kind == "cumulate" else 1)
+        cycle = whole // gcd(whole, periods.size)
+        if not (self.edges.calendar or periods.calendar):
+            return cycle
+        aligned = periods.at(periods.last_before(self.edges.origin)) == self.edges.origin
+        if aligned and self.edges.calendar and periods.calendar:
+            return cycle
+        return _PROBE if periods.size >= DAY else _PROBE + 1
 
     def last_steps(self, windows: Integers) -> Integers:
         """The last step of each window."""

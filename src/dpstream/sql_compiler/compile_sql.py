@@ -237,11 +237,13 @@ def compile_sql(
     params: Params | None = None,
     functions: Functions | None = None,
     folder: Path | None = None,
+    unbounded: bool = False,
     **overrides: Any,
 ) -> Compiled:
     """Compile SQL; `overrides` are options by their names in SQL, and go before the text's.
 
-    `folder`: where modules of `functions` are looked for, too.
+    `folder`: where modules of `functions` are looked for, too. `unbounded`: bounds and clamps may
+    be missing, for they are still to be chosen.
 
     >>> text = '''SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (delta = 1e-9,
     ...   privacy_unit_column = user_id, max_groups_contributed = 4) page, COUNT(*) AS clicks
@@ -251,7 +253,9 @@ def compile_sql(
     ('log', ('page',), (Count(name='clicks'),))
     """
     statement = bind(parse(text), params)
-    draft = Draft(statement=statement, overrides=overrides, name=name or "query")
+    draft = Draft(
+        statement=statement, overrides=overrides, name=name or "query", unbounded=unbounded
+    )
     draft.functions = user_functions(functions, folder)
     for rule in RULES:
         rule(draft)

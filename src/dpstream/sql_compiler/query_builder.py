@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from sqlglot import exp
 
 from dpstream.errors import InvalidInput, InvalidParameter
-from dpstream.query.aggregates import Aggregate, Count, CountUnits, Measure, Sum
+from dpstream.query.aggregates import Aggregate, Count, CountUnits, Measure, Sum, measures_by_name
 from dpstream.records import Integers, Reals
 from dpstream.sql_compiler.expressions import Compiler, Compute, compile_list, literal_value
 from dpstream.sql_compiler.from_clause import substitute
@@ -572,9 +572,10 @@ class QueryBuilder:
     def _independent(self, names: Iterable[str]) -> bool:
         """Is no measure behind two of them? Rows are units where a unit has one row per group."""
         seen: set[Measure] = set()
+        all_of_them = [*self.aggregates.values()]
+        behind = [measures_by_name(all_of_them, one_row=one_row) for one_row in (True, False)]
         for name in names:
-            aggregate = self.aggregates[name]
-            mine = {*aggregate.measures(True), *aggregate.measures(False)}
+            mine = {measure for each in behind for measure in each[name]}
             if seen & mine:
                 return False
             seen |= mine

@@ -277,6 +277,8 @@ def require_bounded_aggregates(draft: Draft) -> None:
         bounded = isinstance(bounds, exp.Tuple) and len(bounds.expressions) == 2
         if isinstance(argument, exp.Distinct):
             _require_unit(draft, call, argument)
+        elif function in BOUNDED_AGGREGATES and not bounds and draft.unbounded:
+            call.append("expressions", _placeholder())
         elif function in BOUNDED_AGGREGATES and not bounded:
             raise draft.refusal(
                 call,
@@ -298,6 +300,12 @@ def _other_argument(name: str, function: str, argument: exp.Expr, value: exp.Exp
             "rows in a group max_rows_per_group count"
         )
     return f"write {function}({canonical(argument)}), and max_rows_per_group in OPTIONS"
+
+
+def _placeholder() -> exp.Expr:
+    """Clamps of a SUM whose clamps are still to be chosen."""
+    ends = [exp.Literal.number(0), exp.Literal.number(2)]
+    return exp.Kwarg(this=exp.Var(this=BOUNDS), expression=exp.Tuple(expressions=ends))
 
 
 def _require_unit(draft: Draft, call: exp.Expr, distinct: exp.Expr) -> None:
@@ -330,7 +338,7 @@ def require_group_bound(draft: Draft) -> None:
     """How many groups a unit may reach has no default, unless there is only one."""
     if draft.series or "max_groups_contributed" in draft.parameters:
         return
-    if draft.keys or draft.windowed:
+    if (draft.keys or draft.windowed) and not draft.unbounded:
         raise draft.refusal(
             draft.clause,
             "max_groups_contributed is missing: in how many groups (key and window) a unit counts",

@@ -439,6 +439,8 @@ class Draft:
     name: str = "query"
     functions: Mapping[str, Any] = field(default_factory=dict)
     """Functions in Python (`UserFunction`), by their names in capitals."""
+    unbounded: bool = False
+    """May bounds and clamps be missing?"""
     parameters: dict[str, Any] = field(default_factory=dict)
     """Of the query, by their names in `Query`."""
     relation: Relation = field(default_factory=lambda: Relation(table=""))

@@ -36,6 +36,7 @@ from dpstream.group_by.series_counts import StepCounts
 from dpstream.privacy.ledger.charges import Charge, Terms
 from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.query_spend import NoiseStreams
+from dpstream.privacy.sensitivity import units_change
 from dpstream.privacy.state import WindowKeySource
 from dpstream.privacy.state.journal import Journal
 from dpstream.privacy.state.secret import derive
@@ -124,6 +125,18 @@ class NoiseForOneDroppedRow(NoisePlan):
     def _sensitivity(self, measure: Measure) -> Fraction:
         true = super()._sensitivity(measure)
         return true / self.query.most_dropped if measure.kind == "dropped" else true
+
+
+class NoiseBelowReach(NoisePlan):
+    """Noise for one group (key and window), whatever a unit can be in.
+
+    True: a unit in four of them moves the counts by twice what the noise is for.
+    """
+
+    def _sensitivity(self, measure: Measure) -> Fraction:
+        if measure.kind != "units":
+            return super()._sensitivity(measure)
+        return units_change(rows=1, groups=1)
 
 
 class OnlyTouchedKeys(Flow):
