@@ -35,6 +35,7 @@ from dpstream.query.query import Query
 from dpstream.query.windows import duration, in_words
 from dpstream.session import Feed
 from dpstream.session.changes import Changes
+from dpstream.session.whole_tables import read_tables
 from dpstream.sql_compiler.compile_sql import Compiled, compile_sql, remarks
 
 __all__ = ["ENGINES", "Pipeline", "load_pipeline"]
@@ -65,6 +66,8 @@ _KEYS: dict[str, dict[str, tuple[type, ...]]] = {
     "sink": {"to": _TEXTS},
     "engine": {"name": _TEXT, "master": _TEXT, "buckets": (int,), "state_location": _TEXT},
     "retention": dict.fromkeys(("backups", "releases", "served", "inputs", "dead_letters"), _TEXT),
+    "public": {"name": _TEXT, "path": _TEXTS},
+    "registry": {"name": _TEXT, "path": _TEXTS},
     "query": {"name": _TEXT, "sql": _TEXT, "file": _TEXT, "anyway": (bool,), "analyst": _TEXT},
 }
 _REQUIRED = {
@@ -74,9 +77,12 @@ _REQUIRED = {
     "sink": ("to",),
     "engine": ("name",),
     "retention": (),
+    "public": ("name", "path"),
+    "registry": ("name", "path"),
     "query": ("name",),
 }
-_OPTIONAL = ("sink", "engine", "retention")
+_OPTIONAL = ("sink", "engine", "retention", "public", "registry")
+_LISTS = ("query", "public", "registry")  # [[query]]
 _INNER = ("options", "column_types")  # tables within a source's
 _SEVERAL = ("source", "budget")  # one table, or one for each source: [source.clicks]
 _IN_WORDS = {
@@ -167,7 +173,7 @@ def load_pipeline(path: str | Path, *, changes: Changes | None = None) -> Pipeli
     folder = Path(_resolve(base, state["path"]))
     changes = Changes.read(folder) if changes is None else changes
     tables["query"] = changes.tables(tables["query"])
-    compiled = _compile(path, tables["query"])
+    compiled = _with_tables(path, _compile(path, tables["query"]), tables)
     of_query = {one.query.name: _source_of(path, one, compiled, tables) for one in compiled}
     compiled = [
         _declare_types(path, of_query[one.query.name], one, compiled, tables["source"])
@@ -239,6 +245,43 @@ def _compile(path: Path, tables: Sequence[Mapping[str, Any]]) -> list[Compiled]:
         except InvalidParameter as problem:
             raise InvalidParameter(f"{where}: {problem}") from None
     return list(queries.values())
+
+
+def _with_tables(
+    path: Path, compiled: Sequence[Compiled], tables: Mapping[str, Any]
+) -> list[Compiled]:
+    """The queries with the tables that they join; each table is read once."""
+    given: dict[str, dict[str, Any]] = {"public": {}, "registry": {}}
+    for kind, places in given.items():
+        for table in tables.get(kind, ()):
+            if table["name"] in places:
+                raise InvalidInput(f"{path}: two [[{kind}]] are named {table['name']!r}")
+            place = table["path"]
+            places[table["name"]] = (
+                _resolve_table(path.parent, place)
+                if isinstance(place, str)
+                else [_resolve(path.parent, each) for each in place]
+            )
+    wanted = {name for one in compiled for name in one.query.table_names}
+    try:
+        read = read_tables(wanted, **given)
+    except (InvalidInput, InvalidParameter) as problem:
+        raise type(problem)(f"{path}: {problem}") from None
+    bound = []
+    for one in compiled:
+        try:
+            query = one.query.with_tables(read) if one.query.table_names else one.query
+        except (InvalidInput, InvalidParameter) as problem:
+            raise type(problem)(f"{path}, [[query]] {one.query.name!r}: {problem}") from None
+        bound.append(replace(one, query=query))
+    return bound
+
+
+def _resolve_table(base: Path, text: str) -> str:
+    """A table that is read whole, which may have its kind before its path."""
+    if text.startswith("delta:") and not is_uri(text):
+        return f"delta:{_resolve(base, text.removeprefix('delta:'))}"
+    return _resolve(base, text)
 
 
 def _source_of(
@@ -513,14 +556,14 @@ def _read_tables(path: Path) -> dict[str, Any]:
             wanted = ", ".join(_REQUIRED[name])
             raise InvalidInput(f"{path} has no table {_heading(name)}; add it, with {wanted}")
     for name, table in tables.items():
-        entries = table if name == "query" else [table]
+        entries = table if name in _LISTS else [table]
         if not isinstance(entries, list) or not all(isinstance(each, dict) for each in entries):
             raise InvalidInput(f"{path}: {name} must be a table; write {_heading(name)} above it")
         if name in _SEVERAL:
             tables[name] = _named(path, name, table)
             continue
         for number, entry in enumerate(entries, 1):
-            which = f" number {number}" if name == "query" else ""
+            which = f" number {number}" if name in _LISTS else ""
             _check(f"{path}, {_heading(name)}{which}", name, entry)
     return tables
 
@@ -573,7 +616,7 @@ def _check(where: str, name: str, table: Mapping[str, Any]) -> None:
 
 def _heading(name: str) -> str:
     """How a table is written in the file."""
-    return "[[query]]" if name == "query" else f"[{name}]"
+    return f"[[{name}]]" if name in _LISTS else f"[{name}]"
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:

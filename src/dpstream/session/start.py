@@ -53,6 +53,7 @@ from dpstream.records import CheckedSink, Frame, Sink, Source
 from dpstream.session.budget import refuse_early, was_charged
 from dpstream.session.first_rows import RowSample, refuse_useless, sample_rows
 from dpstream.session.runs import Runs
+from dpstream.session.whole_tables import Given, read_tables, with_tables
 
 Place: TypeAlias = str | os.PathLike[str]
 SourceSpec: TypeAlias = Source | Frame | pa.Table | pa.RecordBatch | Place | Sequence[Place]
@@ -104,6 +105,8 @@ def run(
     engine: Engine | None = None,
     anyway: bool = False,
     take_over: bool = False,
+    public: Given = None,
+    registry: Given = None,
 ) -> Run:
     """Publish a query's releases, for as long as its schedule runs.
 
@@ -129,6 +132,11 @@ def run(
     also refused here if its sink cannot take its releases, or if none of the rows there are can be
     used, as with times in another unit; `anyway` runs it over such rows, too.
 
+    `public`: tables that the query joins or takes its keys from, and that everybody may know, by
+    their names: frames, files, "names.duckdb", "delta:FOLDER", "postgres://...?table=pages".
+    `registry`: tables whose rows belong to the privacy units, joined on them. Both are read whole
+    at the start; one that has changed is another query.
+
     `engine`: a `SparkEngine` runs the query on its session; then `source` and `history` may be
     DataFrames, streaming ones too (`live`: by the clock; otherwise all that is there, by event
     time), and `sink` a function of a DataFrame and its release, or a `SparkSink`.
@@ -145,6 +153,7 @@ def run(
     _check_names(places | {"secret": secret, "ledger": ledger, "dead_letters": dead_letters})
     if source is None and history is None:
         raise InvalidParameter("a run needs a source: files, a table, or '-' for standard input")
+    query = with_tables(query, public=public, registry=registry)
     folder = None if state is None else Path(state)
     if ledger is None:
         warn_of_own_book("query", folder, stacklevel=2)
@@ -222,6 +231,8 @@ def run_all(
     anyway: bool | Collection[str] = False,
     take_over: bool = False,
     more_options: Mapping[str, Mapping[str, Any]] | None = None,
+    public: Given = None,
+    registry: Given = None,
 ) -> Runs:
     """Publish several queries of one dataset: one read of each source, one book, one secret.
 
@@ -232,7 +243,8 @@ def run_all(
     first. Queries that do not fit into it together are refused here, before a row is read (unless
     `check_budget` is off, for callers who open the book after this). `analysts`: who asks for each
     query, by its name. On another `engine` each query reads by itself. `anyway`: as in `run`, for
-    all of them, or for those that are named. `more_options`: options of single queries.
+    all of them, or for those that are named. `more_options`: options of single queries. `public`
+    and `registry`: as in `run`; a table is read once for all.
 
     A query that fails stops alone: the others go on to their ends, and its error is raised then.
     """
@@ -240,6 +252,9 @@ def run_all(
     names = [query.name for query in queries]
     if not queries or len(set(names)) < len(names):
         raise InvalidParameter(f"queries that run together need different names; got {names}")
+    wanted = {table for query in queries for table in query.table_names}
+    tables = read_tables(wanted, public, registry)
+    queries = [query.with_tables(tables) if query.table_names else query for query in queries]
     folder = None if state is None else Path(state)
     if ledger is None:
         warn_of_own_book("set of queries", folder, stacklevel=2)

@@ -12,6 +12,7 @@ from sqlglot import exp
 
 from dpstream.errors import InvalidParameter
 from dpstream.query.windows import Cumulate, Hop, Tumble
+from dpstream.sql_compiler.join_clause import add_join, joined_column
 from dpstream.sql_compiler.privacy_clause import WrongKind, interval
 from dpstream.sql_compiler.statement import (
     AGGREGATES,
@@ -48,6 +49,8 @@ def inline_subqueries(draft: Draft) -> None:
 
 def _from_and_where(draft: Draft, select: exp.Expr, tables: dict[str, Relation]) -> Relation:
     relation = _relation(draft, select.args["from_"].this, tables)
+    for join in select.args.get("joins") or ():
+        add_join(draft, relation, join, _relation(draft, join.this, tables), substitute)
     where = select.args.get("where")
     if where is not None:
         relation.where.append(substitute(draft, where.this, relation))
@@ -71,7 +74,11 @@ def _relation(draft: Draft, node: exp.Expr, tables: dict[str, Relation]) -> Rela
             )
         table = tables.get(node.name) or Relation(table=node.name)
         relation = replace(
-            table, columns=dict(table.columns), where=list(table.where), names={node.name}
+            table,
+            columns=dict(table.columns),
+            where=list(table.where),
+            joins=list(table.joins),
+            names={node.name},
         )
     elif isinstance(node, exp.Subquery) and not present_args(node) - {"this", "alias"}:
         relation = _subquery(draft, node.this, tables)
@@ -98,7 +105,7 @@ def _subquery(draft: Draft, select: exp.Expr, tables: dict[str, Relation]) -> Re
         raise draft.refusal(
             select, f"{type(select).__name__.upper()} is refused: {_MIXES}", "read one table"
         )
-    for name, node in other_clauses(select, {"expressions", "from_", "where"}):
+    for name, node in other_clauses(select, {"expressions", "from_", "joins", "where"}):
         shown = "WITH DIFFERENTIAL_PRIVACY" if name == "HINT" else name
         fix = "keep only columns and WHERE there, and aggregate outside"
         raise draft.refusal(node, f"{shown} is refused: {_MIXES}", fix)
@@ -138,6 +145,14 @@ def _subquery(draft: Draft, select: exp.Expr, tables: dict[str, Relation]) -> Re
     )
 
 
+def select_of_table(draft: Draft, select: exp.Expr) -> Relation:
+    """A SELECT over one table that is read whole, as a relation."""
+    relation = _subquery(draft, select, {})
+    if relation.joins:
+        raise draft.refusal(select, "it joins tables", "select from one table")
+    return relation
+
+
 def substitute(draft: Draft, node: exp.Expr, relation: Relation) -> exp.Expr:
     """Write an expression in terms of the source's columns."""
 
@@ -152,6 +167,9 @@ def substitute(draft: Draft, node: exp.Expr, relation: Relation) -> exp.Expr:
             raise draft.refusal(
                 part, f"there is no table {qualifier.name} here, only {names}", "leave it out"
             )
+        joined = joined_column(draft, part, relation) if relation.joins else None
+        if joined is not None:
+            return joined
         if part.name in relation.columns:
             expression = relation.columns[part.name].copy()
             return expression if isinstance(expression, _ATOMS) else exp.Paren(this=expression)

@@ -49,6 +49,8 @@ class Expression:
     text: str
     columns: tuple[str, ...]
     compute: Compute = field(compare=False)
+    plain: bool = False
+    """Is it a column itself?"""
 
     def evaluate(self, table: pa.Table, zone: str) -> pa.Array:
         """The values of the expression for the rows of a table."""
@@ -284,8 +286,8 @@ class QueryBuilder:
 
     def __init__(self, draft: Draft) -> None:
         self._draft, parameters = draft, draft.parameters
-        self._zone = str(parameters.get("time_zone", "UTC"))
-        self._compiler = Compiler(statement=draft.statement, zone=self._zone)
+        self.zone = str(parameters.get("time_zone", "UTC"))
+        self._compiler = Compiler(statement=draft.statement, zone=self.zone)
         passed = ("privacy_unit_column", "time_column", "arrival_column")
         self._passed: list[str] = [parameters[name] for name in passed if name in parameters]
         self._computed: dict[str, Expression] = {}
@@ -295,11 +297,13 @@ class QueryBuilder:
             name: self._aggregate(name, call) for name, call in draft.aggregates.items()
         }
 
-    def _expression(self, node: exp.Expr) -> Expression:
+    def expression(self, node: exp.Expr) -> Expression:
         """A compiled expression of the source's columns."""
         columns = dict.fromkeys(column.name for column in node.find_all(exp.Column))
         compute = self._compiler.compile(node)
-        return Expression(text=canonical(node), columns=tuple(columns), compute=compute)
+        plain = isinstance(node.unnest(), exp.Column)
+        text = canonical(node)
+        return Expression(text=text, columns=tuple(columns), compute=compute, plain=plain)
 
     def _add_key(self, name: str, node: exp.Expr) -> None:
         """A column to group by, under its own name."""
@@ -310,14 +314,14 @@ class QueryBuilder:
                 node, f"the key {name} has the name of another column that is used", "rename it"
             )
         else:
-            self._computed[name] = self._expression(node)
+            self._computed[name] = self.expression(node)
 
     def _value(self, node: exp.Expr) -> str:
         """The name of a column that holds an expression's values."""
         if isinstance(node, exp.Column) and node.name not in self._computed:
             self._passed.append(node.name)
             return node.name
-        expression = self._expression(node)
+        expression = self.expression(node)
         name = expression.text
         while name in self._passed or self._computed.get(name, expression) != expression:
             name += "'"
@@ -358,23 +362,27 @@ class QueryBuilder:
         except (ValueError, TypeError):
             raise self._draft.refusal(node, "a bound is a number", "write (0, 600)") from None
 
-    def prepare(self) -> RowPreparation | None:
-        """Filters and computed columns; None if rows are used as they are."""
-        filters = self._draft.relation.where
-        if not self._computed and not filters:
+    def condition(self, filters: Sequence[exp.Expr]) -> Expression | None:
+        """All filters in one; None if there is none."""
+        if not filters:
             return None
-        where = None
-        if filters:
-            wrapped = filters if len(filters) == 1 else [exp.Paren(this=node) for node in filters]
-            both = reduce(lambda left, right: exp.And(this=left, expression=right), wrapped)
-            where = self._expression(both)
+        wrapped = filters if len(filters) == 1 else [exp.Paren(this=node) for node in filters]
+        return self.expression(
+            reduce(lambda left, right: exp.And(this=left, expression=right), wrapped)
+        )
+
+    def prepare(self, *, always: bool = False) -> RowPreparation | None:
+        """Filters and computed columns; None if rows are used as they are, unless `always`."""
+        where = self.condition(self._draft.relation.where)
+        if not self._computed and where is None and not always:
+            return None
         used = [*self._passed, *(name for each in self._computed.values() for name in each.columns)]
         return RowPreparation(
             columns=tuple(dict.fromkeys([*used, *(where.columns if where else ())])),
             passed=tuple(dict.fromkeys(self._passed)),
             computed=tuple(self._computed.items()),
             where=where,
-            zone=self._zone,
+            zone=self.zone,
         )
 
     def finish(self) -> PostProcessing | None:
@@ -384,7 +392,7 @@ class QueryBuilder:
         limit, offset = clauses.get("limit"), clauses.get("offset")
         columns = tuple(
             ComputedColumn(
-                name=name, value=self._expression(node), error_bar=self._error_bar(node.unnest())
+                name=name, value=self.expression(node), error_bar=self._error_bar(node.unnest())
             )
             for name, node in self._draft.computed.items()
         )
@@ -405,7 +413,7 @@ class QueryBuilder:
             limit=None if limit is None else int(limit.expression.name),
             offset=0 if offset is None else int(offset.expression.name),
             shown=shown,
-            zone=self._zone,
+            zone=self.zone,
         )
 
     def _error_bar(self, node: exp.Expr) -> ErrorBar | None:
@@ -425,7 +433,7 @@ class QueryBuilder:
         return ErrorBar(
             terms=_terms(above),
             denominator_terms=_terms(below),
-            denominator=self._expression(node.expression),
+            denominator=self.expression(node.expression),
         )
 
     def _independent(self, names: Iterable[str]) -> bool:
@@ -497,4 +505,4 @@ class QueryBuilder:
                 )
             return part
 
-        return self._expression(node.transform(publish))
+        return self.expression(node.transform(publish))

@@ -66,6 +66,12 @@ class WindowTable(exp.Expression):
     }
 
 
+class KeysOf(exp.Expression):
+    """TABLE name, as a list of keys."""
+
+    arg_types: ClassVar[dict[str, bool]] = {"this": True}
+
+
 class Emit(exp.Expression):
     """EMIT EVERY interval; EMIT ON WINDOW CLOSE (without `every`); `other`: anything else."""
 
@@ -126,6 +132,12 @@ class PrivateSql(Dialect):
                     self._match_r_paren()
             return self.expression(PrivacyClause(expressions=options), place)
 
+        def _parse_unary(self) -> Any:
+            """TABLE name is a list of keys, and nothing else."""
+            if self._match(TokenType.TABLE):
+                return self.expression(KeysOf(this=self._parse_id_var()))
+            return super()._parse_unary()
+
         def _parse_window_table(self) -> Any:
             kind = self._tokens[self._index - 2].text.upper()
             self._match(TokenType.TABLE)
@@ -152,6 +164,7 @@ class PrivateSql(Dialect):
             **generator.Generator.TRANSFORMS,
             PrivacyClause: lambda self, node: "WITH DIFFERENTIAL_PRIVACY",
             WindowTable: lambda self, node: f"{node.args['kind']}({self.sql(node, 'this')}, ...)",
+            KeysOf: lambda self, node: f"TABLE {self.sql(node, 'this')}",
             Emit: lambda self, node: "EMIT",
         }
 
@@ -333,6 +346,8 @@ class Relation:
     window: WindowTable | None = None
     names: set[str] = field(default_factory=set)
     """What columns may be qualified with."""
+    joins: list[Any] = field(default_factory=list)
+    """Tables that it is joined to, in order (`JoinClause`)."""
 
 
 @dataclass(kw_only=True)

@@ -21,7 +21,7 @@ from dpstream.sql_compiler.statement import (
 )
 
 _ALLOWED_CLAUSES = {
-    *("hint", "expressions", "with_", "from_", "where", "group", "having"),
+    *("hint", "expressions", "with_", "from_", "joins", "where", "group", "having"),
     *("order", "limit", "offset", "emit"),
 }
 _REFUSED_CLAUSES = {
@@ -82,8 +82,8 @@ def refuse_unknown_clauses(draft: Draft) -> None:
 
 
 def refuse_joins(draft: Draft) -> None:
-    """No joins anywhere, tables separated by commas included."""
-    for node in draft.select.find_all(exp.Join, exp.Lateral, exp.Unnest):
+    """No lateral joins; those to tables are read with FROM."""
+    for node in draft.select.find_all(exp.Lateral, exp.Unnest):
         raise draft.refusal(node, *_REFUSED_CLAUSES["JOINS"])
 
 
@@ -105,7 +105,9 @@ def refuse_subqueries_in_expressions(draft: Draft) -> None:
         home = node.parent
         if isinstance(home, exp.Subquery):
             home = home.parent
-        if not isinstance(home, exp.From | WindowTable | exp.SetOperation):
+        if isinstance(home, exp.EQ) and isinstance(home.parent, PrivacyClause):
+            continue  # a list of keys
+        if not isinstance(home, exp.From | exp.Join | WindowTable | exp.SetOperation):
             raise draft.refusal(
                 node,
                 "a subquery in an expression mixes the rows of several units",
