@@ -130,9 +130,10 @@ def _schedule(
 def _stages(query: RowSpec, windows: str, own: list[tuple[str, str]]) -> list[Stage]:
     """The plan from source to release; `own` are the stages of this kind of query."""
     stages = [("source", f"read {', '.join(query.source_columns)}")]
-    if isinstance(query.prepare, Joining):
-        stages += [("join", words) for words in query.prepare.joins_in_words]
-        stages.append(("prepare", query.prepare.rows_text))
+    joining: object = query.prepare
+    if isinstance(joining, Joining):
+        stages += [("join", words) for words in joining.joins_in_words]
+        stages.append(("prepare", joining.rows_text))
     elif query.prepare is not None:
         stages.append(("prepare", query.prepare.text))
     if query.time_column is not None:
@@ -428,16 +429,17 @@ def _schema(schema: pa.Schema, query: RowSpec) -> list[dict[str, str]]:
 
 def _of_tables(query: Query | SeriesQuery) -> list[str]:
     """What is public of joined tables; a registry is the same in every period of a user."""
-    if not isinstance(query.prepare, Joining):
+    joining: object = query.prepare
+    if not isinstance(joining, Joining):
         return []
-    public = [f"the table {name}: it was declared public" for name in query.prepare.public_tables]
+    public = [f"the table {name}: it was declared public" for name in joining.public_tables]
     if isinstance(query, Query) and query.privacy_unit_period == "forever":
         return public
     spans = "periods" if isinstance(query, Query) else "windows"
     return public + [
         f"what the registry {name} says of a user, over several {spans} together: its facts are "
         f"the same in all of them, and protected per {spans[:-1]} only"
-        for name in query.prepare.registries
+        for name in joining.registries
     ]
 
 

@@ -173,7 +173,7 @@ def substitute(draft: Draft, node: exp.Expr, relation: Relation) -> exp.Expr:
         if part.name in relation.columns:
             expression = relation.columns[part.name].copy()
             return expression if isinstance(expression, _ATOMS) else exp.Paren(this=expression)
-        if relation.open:
+        if relation.open or any(join.alias in relation.names for join in relation.joins):
             return exp.Column(this=part.this.copy())
         raise draft.refusal(
             part,
