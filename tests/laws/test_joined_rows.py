@@ -24,8 +24,10 @@ OPTIONS = (
 PUBLIC = [
     "c, COUNT(*) AS n FROM s JOIN t USING (k) GROUP BY c",
     "c, COUNT(*) AS n FROM s LEFT JOIN t ON s.k = t.k AND s.v = t.w GROUP BY c",
-    "u.c AS d, COUNT(*) AS n FROM s JOIN t USING (k) LEFT JOIN t AS u ON LOWER(t.c) = u.k "
-    "WHERE s.v > 0 GROUP BY d",
+    (
+        "u.c AS d, COUNT(*) AS n FROM s JOIN t USING (k) LEFT JOIN t AS u ON LOWER(t.c) = u.k "
+        "WHERE s.v > 0 GROUP BY d"
+    ),
     "c, COUNT(*) AS n FROM (SELECT user, UPPER(t.c) AS c FROM s JOIN t USING (k)) GROUP BY c",
 ]
 OWN = "c, COUNT(*) AS n FROM s JOIN r USING (user) GROUP BY c"

@@ -39,28 +39,38 @@ def joined(text, source=CLICKS, **tables):
             [("x",), ("z",), ("w",)],
         ),
         (
-            "category, COUNT(*) AS n FROM clicks LEFT JOIN pages ON clicks.page = pages.page "
-            "GROUP BY category",
+            (
+                "category, COUNT(*) AS n FROM clicks LEFT JOIN pages ON clicks.page = pages.page "
+                "GROUP BY category"
+            ),
             [("x",), ("z",), ("w",), (None,), (None,)],
         ),
         (
-            "c.name, category, COUNT(*) AS n FROM clicks JOIN pages USING (page) "
-            "JOIN codes AS c ON UPPER(clicks.country) = c.iso GROUP BY c.name, category",
+            (
+                "c.name, category, COUNT(*) AS n FROM clicks JOIN pages USING (page) "
+                "JOIN codes AS c ON UPPER(clicks.country) = c.iso GROUP BY c.name, category"
+            ),
             [("Germany", "x"), ("France", "z"), ("France", "w")],
         ),
         (
-            "name, COUNT(*) AS n FROM (SELECT user_id, LOWER(pages.category) AS name FROM clicks "
-            "JOIN pages USING (page) WHERE pages.category <> 'w') GROUP BY name",
+            (
+                "name, COUNT(*) AS n FROM (SELECT user_id, LOWER(pages.category) AS name FROM clicks "
+                "JOIN pages USING (page) WHERE pages.category <> 'w') GROUP BY name"
+            ),
             [("x",), ("z",)],
         ),
         (
-            "up, COUNT(*) AS n FROM clicks JOIN (SELECT page, UPPER(category) AS up FROM pages "
-            "WHERE category <> 'w') AS p USING (page) GROUP BY up",
+            (
+                "up, COUNT(*) AS n FROM clicks JOIN (SELECT page, UPPER(category) AS up FROM pages "
+                "WHERE category <> 'w') AS p USING (page) GROUP BY up"
+            ),
             [("X",), ("Z",)],
         ),
         (
-            "clicks.name, COUNT(*) AS n FROM clicks JOIN codes ON clicks.country = codes.iso "
-            "GROUP BY clicks.name",
+            (
+                "clicks.name, COUNT(*) AS n FROM clicks JOIN codes ON clicks.country = codes.iso "
+                "GROUP BY clicks.name"
+            ),
             [("n2",), ("n3",)],
         ),
         (
@@ -68,8 +78,10 @@ def joined(text, source=CLICKS, **tables):
             [("a",), ("c",), ("c",), ("zz",), (None,)],
         ),
         (
-            "iso, COUNT(*) AS n FROM (SELECT user_id, page FROM clicks) AS c "
-            "LEFT JOIN codes ON c.page = codes.page GROUP BY iso",
+            (
+                "iso, COUNT(*) AS n FROM (SELECT user_id, page FROM clicks) AS c "
+                "LEFT JOIN codes ON c.page = codes.page GROUP BY iso"
+            ),
             [(None,)] * 4,
         ),
     ],
@@ -117,8 +129,10 @@ def test_keys_are_equal_by_value(kind):
             "'name' is in clicks and codes; write it with the name of its table",
         ),
         (
-            "name, COUNT(*) AS n FROM clicks JOIN codes ON clicks.country = codes.iso "
-            "JOIN codes AS d ON clicks.country = d.iso GROUP BY name",
+            (
+                "name, COUNT(*) AS n FROM clicks JOIN codes ON clicks.country = codes.iso "
+                "JOIN codes AS d ON clicks.country = d.iso GROUP BY name"
+            ),
             "'name' is in codes and d",
         ),
     ],
@@ -205,7 +219,7 @@ def test_a_changed_table_is_another_query(tmp_path):
     go_on()
     changed = pa.table({"page": ["/A/x", "/b/y"], "section": ["A", "c"]})
     csv.write_csv(changed, tmp_path / "pages.csv")
-    with pytest.raises(StateError, match="prepare was .*pages.* IS "):
+    with pytest.raises(StateError, match=r"prepare was .*pages.* IS "):
         go_on()
 
 
