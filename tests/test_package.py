@@ -45,7 +45,8 @@ log = {"user": [f"u{n % 400}" for n in range(1200)], "page": ["/a", "/b", "/c"] 
 import pyarrow as pa
 query = dps.sql("SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 8, delta = 1e-6, "
                 "privacy_unit_column = user, privacy_unit_period = 'forever', "
-                "max_groups_contributed = 3) page, COUNT(*) AS n FROM log GROUP BY page")
+                "max_groups_contributed = 3, max_rows_per_group = 1) "
+                "page, COUNT(*) AS n FROM log GROUP BY page")
 [table] = dps.run(query, source=pa.table(log), ledger=dps.Ledger())
 print(sorted(table["page"].to_pylist()))
 """

@@ -14,7 +14,9 @@
     |- SecretError           a secret file is missing, malformed, or readable by others
     `- MissingDependency     an optional package is needed (also an ImportError)
 
-One warning: NewBook. Messages say what was asked, what was found and what to do.
+Warnings, all of the kind DpstreamWarning: NewBook, UnexpectedResult.
+
+Messages say what was asked, what was found and what to do.
 """
 
 from __future__ import annotations
@@ -77,7 +79,15 @@ class MissingDependency(DpstreamError, ImportError):
     """An optional package is needed for what was asked."""
 
 
-class NewBook(UserWarning):
+class DpstreamWarning(UserWarning):
+    """What goes on, and may not be what was meant; every warning of dpstream is one."""
+
+
+class UnexpectedResult(DpstreamWarning):
+    """A query is right as it stands, and its answer may not be the one its author expects."""
+
+
+class NewBook(DpstreamWarning):
     """A budget begins that nothing else counts: there is no ledger, or its file was removed."""
 
 

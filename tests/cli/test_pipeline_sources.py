@@ -231,7 +231,7 @@ def test_releases_are_good_in_a_notebook(folder):
     assert found.plot(path=str(folder / "x.png")) is not None
     assert (folder / "x.png").stat().st_size > 1_000
     with pytest.raises(ValueError, match="no published number 'page'"):
-        found.plot("page")
+        found.plot(column="page")
     once = dps.run(dps.sql(COUNT.format(epsilon=2, table="clicks")), source="clicks.csv").collect()
     assert once.plot(path=str(folder / "y.png")) is not None
     assert once.table.num_rows == pa.concat_tables([*once]).num_rows > 0

@@ -1,4 +1,4 @@
-"""A table in memory as a source: Arrow, pandas or Polars; a position is a row number."""
+"""A table in memory as a source: Arrow, frames, records; a position is a row number."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ _WRITTEN = (str, Real, Decimal, np.bool_, date, time, UUID)
 
 
 def table_source(data: Any) -> TableSource | None:
-    """Arrow, or anything that offers itself as an Arrow stream; None for something else."""
+    """Arrow, what offers itself as an Arrow stream, a list of dicts; None for something else."""
+    if isinstance(data, list) and data and all(isinstance(row, Mapping) for row in data):
+        return _source_of_records(data)
     if isinstance(data, pa.RecordBatch):
         return TableSource(pa.Table.from_batches([data]))
     if type(data).__module__.partition(".")[0] == "pandas":
@@ -42,9 +44,17 @@ class TableSource:
     replayable = True
 
     def __init__(
-        self, table: pa.Table, *, rows: int = ROWS, unusable: Mapping[str, Cells] | None = None
+        self,
+        table: pa.Table,
+        *,
+        rows: int = ROWS,
+        unusable: Mapping[str, Cells] | None = None,
+        typed: bool = True,
     ) -> None:
-        """`unusable`: by column, the rows whose values have no place in it."""
+        """`unusable`: by column, the rows whose values have no place in it.
+
+        `typed`: its types mean something; of texts that stand for anything they do not.
+        """
         names = table.column_names
         if len(set(names)) < len(names):
             raise InvalidInput(f"the columns of a table must differ; got {', '.join(names)}")
@@ -53,15 +63,15 @@ class TableSource:
         self._table = table.cast(
             pa.schema([(field.name, plain_type(field.type)) for field in table.schema])
         )
-        self._rows, self._unusable = rows, unusable or {}
+        self._rows, self._unusable, self._typed = rows, unusable or {}, typed
 
     def partitions(self) -> list[str]:
         """The table itself."""
         return ["table"]
 
-    def columns(self, partition: str) -> dict[str, pa.DataType]:
+    def columns(self, partition: str) -> dict[str, pa.DataType] | None:
         """The table's types."""
-        return {field.name: field.type for field in self._table.schema}
+        return None if not self._typed else {field.name: field.type for field in self._table.schema}
 
     def read(
         self, partition: str, position: Position, *, columns: Columns = None, until: Position = None
@@ -105,12 +115,7 @@ def _pandas_source(frame: Any) -> TableSource:
                 continue
         except (pa.ArrowException, ValueError, TypeError, OverflowError):
             pass  # one value is enough: Arrow takes a type from the first ones
-        texts, wrong = _texts(frame[name])
-        if wrong and not any(texts):
-            raise InvalidInput(
-                f"the column {name!r} of the data frame holds {next(iter(wrong.values()))}, which "
-                "is no number, text, date or time; convert it"
-            )
+        texts, wrong = _texts(name, frame[name], frame[name].isna())
         if any(isinstance(value, bool | np.bool_) for value in frame[name]):
             mixed.append(str(name))  # a column of them alone has a type of its own
         frame[name], unusable[str(name)] = texts, wrong
@@ -119,16 +124,33 @@ def _pandas_source(frame: Any) -> TableSource:
     return source
 
 
-def _texts(values: Any) -> tuple[list[str | None], Cells]:
-    """Objects as text files write them, and those that cannot be written so."""
+def _source_of_records(rows: list[Mapping[str, Any]]) -> TableSource:
+    """Dicts, one a row, read as JSON lines are: every value as text, what a row lacks as null."""
+    columns, unusable = {}, {}
+    for name in dict.fromkeys(name for row in rows for name in row):
+        values = [row.get(name) for row in rows]
+        missing = [value is None or value != value for value in values]
+        columns[str(name)], unusable[str(name)] = _texts(name, values, missing)
+    schema = pa.schema([(name, pa.string()) for name in columns])
+    return TableSource(pa.table(columns, schema=schema), unusable=unusable, typed=False)
+
+
+def _texts(name: Any, values: Any, are_missing: Any) -> tuple[list[str | None], Cells]:
+    """Objects of a column as text files write them, and those that cannot be written so."""
     texts: list[str | None] = []
     unusable: Cells = {}
-    for row, (value, missing) in enumerate(zip(values, values.isna(), strict=True)):
+    for row, (value, missing) in enumerate(zip(values, are_missing, strict=True)):
         text = None if missing or not isinstance(value, _WRITTEN) else text_of(value)
         if not missing and (text is None or text.encode(errors="ignore").decode() != text):
             unusable[row] = repr(value)[:4096]
             text = None
         texts.append(text)
+    if unusable and not any(texts):
+        kind = type([*values][next(iter(unusable))]).__name__
+        raise InvalidInput(
+            f"the column {name!r} holds values of the type {kind}, which are no numbers, texts, "
+            "dates or times; convert them"
+        )
     return texts, unusable
 
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import html
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from dpstream.errors import InvalidParameter
+from dpstream.html_table import SHOWN, html_table
 from dpstream.optional import optional
 
-_ROWS = 20  # that a notebook shows
 _OF_RELEASE = ("window_start", "window_end", "trigger_time", "release_index")
 
 
@@ -56,6 +56,10 @@ class Releases(Sequence[pa.Table]):
             newest[release_facts(table).get("window", f"table {number}")] = table
         return Releases([*newest.values()]).table
 
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
+        """`table` for whatever reads Arrow's PyCapsule interface: Polars, DuckDB, pyarrow."""
+        return self.table.__arrow_c_stream__(requested_schema)
+
     def to_pandas(self) -> Any:
         """A pandas DataFrame of `table`."""
         optional("pandas", extra="frames")
@@ -65,10 +69,13 @@ class Releases(Sequence[pa.Table]):
         """A Polars DataFrame of `table`."""
         return optional("polars", extra="frames").from_arrow(self.table)
 
-    def plot(self, column: str | None = None, path: str | None = None, *, most: int = 8) -> Any:
+    def plot(
+        self, path: str | Path | None = None, *, column: str | None = None, most: int = 8
+    ) -> Any:
         """A chart of one aggregate, ± two standard deviations; saved if `path` is given.
 
         Over time a line for each group, of the `most` largest ones; without times a bar for each.
+        A window that is published once stands at its start, running releases at their triggers.
         """
         pyplot = optional("matplotlib.pyplot", extra="plot")
         column = self._aggregate(column)
@@ -112,11 +119,14 @@ class Releases(Sequence[pa.Table]):
         plain = [f.name for f in table.schema if not pa.types.is_floating(f.type)]
         keys = [name for name in plain if name not in others]
         lines: dict[tuple[Any, ...], tuple[list[Any], list[Any], list[Any]]] = {}
+        windows = {release_facts(each).get("window") for each in self.tables}
+        once = len(windows) == len(self.tables) and "window_start" in names
+        time = "window_start" if once else "trigger_time"
         for row in table.to_pylist():
             x, y, spread = lines.setdefault(tuple(row[n] for n in keys), ([], [], []))
             if row[column] is None:
                 continue
-            x.append(row.get("trigger_time"))
+            x.append(row.get(time))
             y.append(row[column])
             value = row.get(f"{column}_stddev")
             spread.append(0.0 if value is None or value != value else value)
@@ -128,21 +138,8 @@ class Releases(Sequence[pa.Table]):
 
     def _repr_html_(self) -> str:
         """The newest release of every window, as notebooks show it."""
-        shown = self.last
-        names = [n for n in shown.column_names if not n.endswith("_stddev")]
-        names = [n for n in names if n not in ("trigger_time", "release_index")]
-        head = "".join(f"<th>{html.escape(n)}</th>" for n in names)
-        body = []
-        for row in shown.slice(0, _ROWS).to_pylist():
-            cells = (_cell(row[n], row.get(f"{n}_stddev")) for n in names)
-            body.append(f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
-        more = shown.num_rows - _ROWS
-        note = f"<p>... and {more:,} more rows</p>" if more > 0 else ""
-        count = f"<p>{len(self)} releases; the newest of every window, ± 2 stddev of noise</p>"
-        return f"{count}<table><tr>{head}</tr>{''.join(body)}</table>{note}"
-
-
-def _cell(value: Any, spread: Any) -> str:
-    if isinstance(value, float | int) and spread is not None and spread == spread:
-        return f"{value:,.6g} ± {2 * spread:,.3g}"
-    return "NULL" if value is None else html.escape(str(value))
+        words = f"{len(self)} releases; the newest of every window, ± 2 stddev of noise"
+        last = self.last
+        names = [n for n in last.column_names if n not in ("trigger_time", "release_index")]
+        shown = last.select(names).slice(0, SHOWN).to_pylist()
+        return html_table(shown, words, total=last.num_rows)

@@ -12,13 +12,14 @@ taken again, the same rows meet the same noise, and the sink already has the tab
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
 import os
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -112,7 +113,8 @@ class Run(ABC):
     """A query that runs: iterate over it for its releases, Arrow tables, as they are published.
 
     It can be iterated over once, and is closed at the end; leave early with `close`, or use `with`.
-    `collect` runs it to its end and keeps the releases, for frames and plots. Each table's metadata
+    `async for` does not hold up an event loop meanwhile. `collect` runs it to its end and keeps the
+    releases, for frames and plots. Each table's metadata
     say which window and trigger it belongs to. `operator` holds counts that are not private.
     """
 
@@ -196,6 +198,15 @@ class Run(ABC):
     def __iter__(self) -> Iterator[pa.Table]:
         """The releases. There is one iterator: a second one would be a second noisy copy."""
         return self.open()
+
+    async def __aiter__(self) -> AsyncIterator[pa.Table]:
+        """The releases, each awaited in a thread; what leaves the loop early stops the run."""
+        releases = iter(self)
+        try:
+            while (table := await asyncio.to_thread(next, releases, None)) is not None:
+                yield table
+        finally:
+            self.close()
 
     def finish(self) -> Self:
         """Run to the end; the releases go to the sink."""

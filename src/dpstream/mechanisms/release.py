@@ -12,6 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from dpstream.errors import InvalidInput, InvalidParameter
+from dpstream.html_table import SHOWN, html_table
 from dpstream.mechanisms.base import Mechanism, as_block, whole
 from dpstream.mechanisms.runner import Runner
 from dpstream.optional import optional
@@ -84,8 +85,21 @@ class Series:
         """A Polars DataFrame of `columns()`."""
         return optional("polars", extra="frames").DataFrame(self.columns())
 
-    def plot(self, column: int = 0, path: str | None = None) -> Any:
+    @property
+    def table(self) -> pa.Table:
+        """An Arrow table of `columns()`."""
+        return pa.table(self.columns())
+
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
+        """`table` for whatever reads Arrow's PyCapsule interface: Polars, DuckDB, pyarrow."""
+        return self.table.__arrow_c_stream__(requested_schema)
+
+    def plot(self, path: str | Path | None = None, *, column: str | int = 0) -> Any:
         """A chart of one column, ± two standard deviations; saved if `path` is given."""
+        if isinstance(column, str) and column not in self.names:
+            known = ", ".join(self.names)
+            raise InvalidParameter(f"there is no column {column!r} to draw; there are {known}")
+        column = [*self.names].index(column) if isinstance(column, str) else column
         pyplot = optional("matplotlib.pyplot", extra="plot")
         figure, axes = pyplot.subplots(figsize=(9, 4), layout="constrained")
         x = np.arange(len(self.paid)) if self.times is None else list(self.times)
@@ -100,6 +114,12 @@ class Series:
             figure.savefig(path, dpi=150)
             pyplot.close(figure)
         return figure
+
+    def _repr_html_(self) -> str:
+        """The first steps, as notebooks show them."""
+        paid = sum(self.paid)
+        words = f"{len(self)} steps, {paid} paid for, ± 2 stddev of noise"
+        return html_table(self.table.slice(0, SHOWN).to_pylist(), words, total=len(self))
 
     def __len__(self) -> int:
         return len(self.paid)

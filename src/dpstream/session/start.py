@@ -54,9 +54,12 @@ from dpstream.session.budget import refuse_early, was_charged
 from dpstream.session.first_rows import RowSample, refuse_useless, sample_rows
 from dpstream.session.runs import Runs
 from dpstream.session.whole_tables import Given, read_tables, with_tables
+from dpstream.sql_compiler import compile_sql, warn_of_remarks
 
 Place: TypeAlias = str | os.PathLike[str]
-SourceSpec: TypeAlias = Source | Frame | pa.Table | pa.RecordBatch | Place | Sequence[Place]
+SourceSpec: TypeAlias = (
+    Source | Frame | pa.Table | pa.RecordBatch | Place | Sequence[Place] | list[Mapping[str, Any]]
+)
 """What `open_source` takes; on Spark a DataFrame too."""
 SinkSpec: TypeAlias = "Sink | Place | Callable[..., None] | Sequence[SinkSpec]"
 """What `open_sink` takes; on Spark a `SparkSink` or another function of a DataFrame too."""
@@ -86,7 +89,7 @@ class Feed:
 
 
 def run(
-    query: AnyQuery,
+    query: AnyQuery | str,
     *,
     source: SourceSpec | Mapping[str, SourceSpec] | None = None,
     sink: SinkSpec | None = None,
@@ -110,13 +113,15 @@ def run(
 ) -> Run:
     """Publish a query's releases, for as long as its schedule runs.
 
-    `source`: files (a path, a glob, a directory, a list), an Arrow table, a pandas or Polars frame,
-    "-" for standard input, or a URI such as "kafka://127.0.0.1:9092/clicks". Files are read by
-    event time; with `live` a directory may grow, and what is in it is read by the clock; its files
-    are deleted, or moved to `done/` in it, when no recovery needs them any more, if `on_done` is
-    "delete" or "move". `history`: files that are read by event time before and beside a live
-    source. `sink`: a directory (Parquet; "csv:out/", "jsonl:out/"), an `.sqlite` or `.duckdb` file,
-    "-" for standard output, a URI, or a list of them.
+    `query`: one that is built, or SQL with a privacy clause (see `dps.sql`). `source`: files (a
+    path, a glob, a directory, a list), a list of dicts, an Arrow table, a pandas or Polars frame or
+    whatever else offers itself as an Arrow stream, "-" for standard input, or a URI such as
+    "kafka://127.0.0.1:9092/clicks". Files are read by event time; with `live` a directory may grow,
+    and what is in it is read by the clock; its files are deleted, or moved to `done/` in it, when
+    no recovery needs them any more, if `on_done` is "delete" or "move". `history`: files that are
+    read by event time before and beside a live source. `sink`: a directory (Parquet; "csv:out/",
+    "jsonl:out/"), an `.sqlite` or `.duckdb` file, "-" for standard output, a URI, or a list of
+    them.
 
     With `state`, a directory, the run survives a kill at any moment; its secret is
     made beside it on first use: back it up. Rows that cannot be used go to `dead_letters` (default:
@@ -151,6 +156,10 @@ def run(
     """
     places = {"source": source, "sink": sink, "history": history, "state": state}
     _check_names(places | {"secret": secret, "ledger": ledger, "dead_letters": dead_letters})
+    if isinstance(query, str):
+        compiled = compile_sql(query)
+        warn_of_remarks(compiled, stacklevel=2)
+        query = compiled.query
     if source is None and history is None:
         raise InvalidParameter("a run needs a source: files, a table, or '-' for standard input")
     query = with_tables(query, public=public, registry=registry)

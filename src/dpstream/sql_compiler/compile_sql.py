@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import warnings
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass
 from typing import Any
 
 from sqlglot import exp
 
-from dpstream.errors import DpstreamError, InvalidParameter
+from dpstream.errors import DpstreamError, InvalidParameter, UnexpectedResult
 from dpstream.mechanisms import REGISTRY, find
 from dpstream.mechanisms.base import HistogramMechanism, Mechanism, SeriesMechanism
 from dpstream.mechanisms.counters.factorised_counter import CountingParameters
@@ -198,7 +199,7 @@ def sql(text: str, name: str | None = None, **options: Any) -> Query | SeriesQue
 
     `name`: what its releases are called. `options`: options of the privacy clause by their names,
     as Python values; they go before those of the text. What would break the promise is refused with
-    the offending SQL underlined.
+    the offending SQL underlined; what may not be meant is an `UnexpectedResult` warning.
 
     >>> query = sql('''
     ...     SELECT WITH DIFFERENTIAL_PRIVACY
@@ -214,7 +215,9 @@ def sql(text: str, name: str | None = None, **options: Any) -> Query | SeriesQue
             f"name must be text, what the releases are called; got a {type(name).__name__}; rows "
             "are given to dps.run(query, source=...)"
         )
-    return compile_sql(text, name, **options).query
+    compiled = compile_sql(text, name, **options)
+    warn_of_remarks(compiled, stacklevel=2)
+    return compiled.query
 
 
 def compile_sql(text: str, name: str | None = None, **overrides: Any) -> Compiled:
@@ -289,6 +292,12 @@ def remarks(compiled: Compiled) -> list[str]:
         "OPTIONS (more noise), or = 1 if it is meant"
     )
     return [remark]
+
+
+def warn_of_remarks(compiled: Compiled, *, stacklevel: int) -> None:
+    """Say as warnings what the author of a query may not expect of it."""
+    for words in remarks(compiled):
+        warnings.warn(words, UnexpectedResult, stacklevel=stacklevel + 1)
 
 
 def _series_query(draft: Draft, rows: RowSpec, count: Any) -> SeriesQuery:

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from dpstream.engines.state_delta import Owner, Watermarks, extract, is_wasteful, owners, restore
-from dpstream.errors import StateError
+from dpstream.errors import DpstreamWarning, StateError
 from dpstream.group_by.flow import Flow
 from dpstream.group_by.hash_tables import HashTable
 from dpstream.privacy.ledger.charges import chain_digest
@@ -43,7 +43,7 @@ Stored = tuple[str, int, bytes]
 """A segment that a manifest names: file, size, checksum."""
 
 
-class DamagedSnapshot(UserWarning):
+class DamagedSnapshot(DpstreamWarning):
     """A snapshot could not be read; an older one, and a replay, took its place."""
 
 

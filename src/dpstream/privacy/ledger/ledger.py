@@ -34,6 +34,7 @@ from dpstream.errors import (
     NoiseReuse,
     StateError,
 )
+from dpstream.html_table import html_table
 from dpstream.privacy.amounts import GRID, Amount, exact
 from dpstream.privacy.ledger.balance import Book, DigestAt, report
 from dpstream.privacy.ledger.charges import (
@@ -328,6 +329,19 @@ class Ledger:
             for each in reports:
                 self._tell_analysts(each)
             return reports
+
+    def _repr_html_(self) -> str:
+        """The books, as notebooks show them."""
+        books = [
+            {
+                "dataset": book["dataset"],
+                "promise": book["promise"],
+                "runs": book["runs"],
+                "spent": float(Fraction(book["spent"]) / Fraction(book["terms"]["total"])),
+            }
+            for book in self.report()
+        ]
+        return html_table(books, "Books; spent: as a share of the whole")
 
     def _tell_analysts(self, book: dict[str, Any]) -> None:
         """Add who asked for each run, and what each analyst of the book may spend and has spent."""

@@ -1,0 +1,124 @@
+"""What people type in Python: SQL as it is, records, frames, notebooks, event loops."""
+
+import asyncio
+import re
+
+import duckdb
+import polars as pl
+import pyarrow as pa
+import pytest
+
+import dpstream as dps
+from dpstream.mechanisms import Uniform
+
+COUNT = """SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 8, delta = 1e-9,
+    privacy_unit_column = user, max_groups_contributed = 1, max_rows_per_group = 1)
+    page, COUNT(*) AS visitors, SUM(seconds, contribution_bounds_per_row => (0, 9)) AS seconds
+    FROM clicks GROUP BY page"""
+RECORDS = [{"user": f"u{n}", "page": "/home", "seconds": n % 9} for n in range(400)]
+
+
+def run(query=COUNT, source=RECORDS):
+    return dps.run(query, source=source, secret=b"s" * 32, options=fixed())
+
+
+def fixed():
+    return dps.EngineOptions(run_id=b"r" * 16)
+
+
+def test_sql_and_records_are_enough():
+    """As the same rows in an Arrow table."""
+    found = run().collect()
+    (row,) = found.table.to_pylist()
+
+    assert row["page"] == "/home"
+    assert abs(row["visitors"] - 400) < 60
+    assert abs(row["seconds"] - sum(n % 9 for n in range(400))) < 900
+    as_table = run(dps.sql(COUNT), pa.Table.from_pylist(RECORDS)).collect()
+    assert as_table.table.equals(found.table)
+
+
+def test_records_lose_no_row_in_silence():
+    """What a row lacks is null; a value that is no value of a column is rejected with its row."""
+    rows = [*RECORDS, {"user": "v", "seconds": 3}, {"user": "w", "page": ["x"], "seconds": 1}]
+    running = run(source=rows)
+    running.finish()
+
+    assert running.operator.counts()["rejected"] == 1
+    with pytest.raises(dps.errors.InvalidInput, match="of the type list, which are no") as refused:
+        run(source=[{"user": ["secret"], "page": "/"}])
+    assert "secret" not in str(refused.value)
+
+
+def test_releases_are_read_by_anything_that_reads_arrow():
+    """Polars, DuckDB, pyarrow; of queries and of series; and they are sources again."""
+    found = run().collect()
+    series = dps.release(Uniform(epsilon=1, window=4), [[1, 3]] * 4)
+
+    assert pl.DataFrame(series).columns == [*series.columns()]
+    for each, columns in ((found, found.table.column_names), (series, [*series.columns()])):
+        assert pa.table(each).equals(each.table)
+        assert duckdb.sql("SELECT * FROM each").columns == columns
+
+
+def test_a_ledger_is_good_in_a_notebook():
+    """Its books, with what is spent of them."""
+    query, book = dps.sql(COUNT), dps.Ledger()
+    book.open("stream", query.promise(epsilon=16, delta=1e-8))
+    assert "<td>0</td>" in book._repr_html_()
+    dps.run(query, source=RECORDS, ledger=book).finish()
+    assert "<td>stream</td>" in book._repr_html_()
+    runs, spent = re.findall(r"<td>([\d.]+)</td>", book._repr_html_())
+    assert (runs, 0 < float(spent) < 1) == ("1", True)
+
+
+def test_a_series_is_good_in_a_notebook(tmp_path):
+    """HTML with error bars, and a chart by one word."""
+    series = dps.release(Uniform(epsilon=1, window=4), [[5, 7]] * 30)
+
+    assert "30 steps, 30 paid for" in series._repr_html_()
+    assert "±" in series._repr_html_()
+    assert "and 10 more rows" in series._repr_html_()
+    series.plot(tmp_path / "x.png", column="b1")
+    assert (tmp_path / "x.png").stat().st_size > 1000
+    with pytest.raises(ValueError, match="no column 'b2' to draw; there are b0, b1"):
+        series.plot(column="b2")
+
+
+def test_windows_stand_at_their_start():
+    """A window of 1 January is drawn at 1 January, not at its end."""
+    query = dps.Query(
+        privacy_unit_column="user", epsilon=8, delta=1e-6, time_column="at", start="2026-01-01",
+        end="2026-01-03", window=dps.Tumble("1 day"), keys=("page",), public_groups=["/home"],
+        max_groups_contributed=1,
+    )  # fmt: skip
+    rows = [{"user": "u", "page": "/home", "at": f"2026-01-0{d} 12:00:00"} for d in (1, 2)]
+    figure = run(query, rows).collect().plot()
+    (line,) = figure.axes[0].lines
+
+    assert [str(x)[:10] for x in line.get_xdata()] == ["2026-01-01", "2026-01-02"]
+
+
+def test_releases_in_an_event_loop():
+    """Other tasks go on meanwhile; leaving early leaves a run that is closed."""
+
+    async def collect():
+        return [table async for table in run()]
+
+    async def leave():
+        running = run()
+        async for _ in running:
+            break
+        return running
+
+    assert asyncio.run(collect())[0].equals(run().collect()[0])
+    asyncio.run(leave()).close()
+
+
+def test_python_warns_as_the_command_line_does():
+    """A count of one row per unit and group is said where the query is written."""
+    text = COUNT.replace(", max_rows_per_group = 1", "")
+    for written in (lambda: dps.sql(text), lambda: run(text)):
+        with pytest.warns(dps.errors.DpstreamWarning, match="one row of each 'user'") as told:
+            written()
+        assert told[0].filename == __file__
