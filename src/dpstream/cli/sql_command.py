@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -169,13 +169,17 @@ def sql(
     """Publish a query's releases under differential privacy."""
     use_log(log_format, log_level)
     compiled = compile_text(text, name, settings or [])
-    given = source_paths(compiled, sources)
+    given: Any = None
+    if compiled.query.sources:
+        given = table_paths("--source", sources)
+    else:
+        given = source_paths(compiled, sources)
     query = with_tables(
         compiled.query,
         public=table_paths("--public", public),
         registry=table_paths("--registry", registry),
     )
-    if text == "-" and "-" in given:
+    if text == "-" and "-" in (given.values() if isinstance(given, dict) else given):
         raise InvalidParameter("standard input cannot be the query and its source at once")
     secret_file = secret if secret is not None or state is None else secret_path(state)
     if secret_file is not None and state is not None:
@@ -189,7 +193,7 @@ def sql(
     keep_freed_memory()
     running = run(
         query,
-        source=given[0] if len(given) == 1 else given,
+        source=given[0] if isinstance(given, list) and len(given) == 1 else given,
         sink=sink or kept,
         state=state,
         live=live,

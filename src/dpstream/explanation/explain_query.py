@@ -19,6 +19,7 @@ from dpstream.query.public_tables import Joining
 from dpstream.query.query import Query
 from dpstream.query.row_spec import Finish, RowSpec
 from dpstream.query.series_query import SeriesQuery
+from dpstream.query.union_tables import TABLE
 from dpstream.query.windows import Tumble, in_words, iso
 from dpstream.rows.column_values import types_before_rows
 
@@ -129,7 +130,8 @@ def _schedule(
 
 def _stages(query: RowSpec, windows: str, own: list[tuple[str, str]]) -> list[Stage]:
     """The plan from source to release; `own` are the stages of this kind of query."""
-    stages = [("source", f"read {', '.join(query.source_columns)}")]
+    read = [name for name in query.source_columns if name != TABLE]
+    stages = [("source", f"read {', '.join(read)}")]
     joining: object = query.prepare
     if isinstance(joining, Joining):
         stages += [("join", words) for words in joining.joins_in_words]

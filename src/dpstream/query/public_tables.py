@@ -43,7 +43,11 @@ class NeedsTables(Protocol):
 
 @runtime_checkable
 class Joining(NeedsTables, Protocol):
-    """A `Prepare` that joins tables, of which the time columns are those of the source."""
+    """A `Prepare` that joins tables."""
+
+    @property
+    def plain_times(self) -> bool:
+        """Are the time columns those of the source?"""
 
     @property
     def joins_in_words(self) -> Sequence[str]:

@@ -22,6 +22,7 @@ from dpstream.query.aggregates import Measure
 from dpstream.query.column_types import Types, declared_types
 from dpstream.query.public_tables import Joining, KeyTable, NeedsTables, Tables
 from dpstream.query.schedule import Schedule
+from dpstream.query.union_tables import Unites
 from dpstream.query.windows import (
     DAY,
     SECOND,
@@ -349,7 +350,14 @@ class RowSpec(Identified, identity=None, keys=_KEYS):
     @property
     def times_are_plain(self) -> bool:
         """Are event and arrival time columns of the source, whatever is done to its rows?"""
-        return self.prepare is None or isinstance(self.prepare, Joining)
+        prepare: object = self.prepare
+        return prepare is None or (isinstance(prepare, Joining) and prepare.plain_times)
+
+    @property
+    def sources(self) -> Sequence[str]:
+        """The sources of a UNION ALL, by their names; none: there is one source."""
+        prepare: object = self.prepare
+        return prepare.sources if isinstance(prepare, Unites) else ()
 
     def written(self) -> dict[str, Any]:
         """The value of every field by its key; hooks and Arrow's types are known by their texts."""

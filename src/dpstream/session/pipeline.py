@@ -35,6 +35,7 @@ from dpstream.query.query import Query
 from dpstream.query.windows import duration, in_words
 from dpstream.session import Feed
 from dpstream.session.changes import Changes
+from dpstream.session.start import UnitedFeeds
 from dpstream.session.whole_tables import read_tables
 from dpstream.sql_compiler.compile_sql import Compiled, compile_sql, remarks
 
@@ -189,6 +190,9 @@ def load_pipeline(path: str | Path, *, changes: Changes | None = None) -> Pipeli
     feeds = {
         n: replace(_feed(base, n, table), keep=inputs) for n, table in tables["source"].items()
     }
+    for one in compiled:
+        if one.query.sources:
+            feeds.setdefault(one.table, _united(path, one, feeds))
     secret = Path(_resolve(base, state["secret"])) if "secret" in state else secret_path(folder)
     sinks = _listed(tables.get("sink", {}).get("to", []))
     queries = tuple(one.query for one in compiled)
@@ -289,12 +293,13 @@ def _source_of(
 ) -> str:
     """The source that a query's FROM names; a source without a name has any."""
     known = tables["source"]
-    if "" not in known:
-        if one.table not in known:
-            raise InvalidInput(
-                f"{path}, [[query]] {one.query.name!r} reads {one.table!r}, and there is no "
-                f"[source.{one.table}]; {_nearest(one.table, known)}"
-            )
+    if "" not in known or one.query.sources:
+        for table in one.query.sources or [one.table]:
+            if table not in known:
+                raise InvalidInput(
+                    f"{path}, [[query]] {one.query.name!r} reads {table!r}, and there is no "
+                    f"[source.{table}]; {_nearest(table, known)}"
+                )
         return one.table
     if len({each.table for each in others}) > 1:
         listed = ", ".join(f"{each.query.name!r} reads {each.table!r}" for each in others)
@@ -309,7 +314,15 @@ def _declare_types(
     path: Path, name: str, one: Compiled, others: Sequence[Compiled], sources: Mapping[str, Any]
 ) -> Compiled:
     """The query with the types of its columns that its source declares; its own go before."""
-    given = sources[name].get("column_types", {})
+    if one.query.sources:
+        given = {
+            f"{source}.{column}": kind
+            for source in one.query.sources
+            for column, kind in sources[source].get("column_types", {}).items()
+            if f"{source}.{column}" in one.query.source_columns
+        }
+    else:
+        given = sources[name].get("column_types", {})
     where = f"{path}, [source{'.' if name else ''}{name}]"
     read = {column for each in others for column in each.query.source_columns}
     strange = [column for column in given if column not in read]
@@ -327,6 +340,26 @@ def _declare_types(
     except InvalidParameter as problem:
         raise InvalidInput(f"{where}: {problem}") from None
     return replace(one, query=query)
+
+
+def _united(path: Path, one: Compiled, feeds: Mapping[str, Feed]) -> Feed:
+    """What a UNION ALL reads: several sources as one."""
+    parts = [feeds[name] for name in one.query.sources]
+    where = f"{path}, [[query]] {one.query.name!r}: UNION ALL"
+    if any(feed.source == PUSHED for feed in parts):
+        raise InvalidInput(f"{where} cannot read rows that are posted; read them by themselves")
+    if len({(feed.live, feed.history is None) for feed in parts}) > 1 or parts[0].history:
+        raise InvalidInput(
+            f"{where} reads sources that are all live, or all not, and none with history"
+        )
+    return Feed(
+        source=UnitedFeeds(parts),
+        live=parts[0].live,
+        name=one.table,
+        buffer=parts[0].buffer,
+        on_damage=parts[0].on_damage,
+        keep=parts[0].keep,
+    )
 
 
 def _feed(base: Path, name: str, table: Mapping[str, Any]) -> Feed:
@@ -496,6 +529,12 @@ def _books(
 ) -> tuple[PipelineBook, ...]:
     """One book for all, or one for each source."""
     budgets, sources, books = tables["budget"], tables["source"], []
+    for query in queries if "" not in budgets else ():
+        if query.sources:
+            raise InvalidInput(
+                f"{path}, [[query]] {query.name!r} reads several sources by UNION ALL, so they "
+                "share a book: use one [budget]"
+            )
     if "" not in budgets and set(budgets) != set(sources):
         other = sorted(set(budgets) ^ set(sources))[0]
         raise InvalidInput(

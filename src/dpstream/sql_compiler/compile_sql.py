@@ -24,11 +24,11 @@ from dpstream.query.row_spec import RowSpec
 from dpstream.query.series_query import SeriesQuery
 from dpstream.sql_compiler import from_clause, select, validate
 from dpstream.sql_compiler.expressions import suggestion
-from dpstream.sql_compiler.joined_rows import with_joins
 from dpstream.sql_compiler.key_sets import resolve_key_sets
 from dpstream.sql_compiler.privacy_clause import OPTIONS, node_of, parameter_of, read_parameters
 from dpstream.sql_compiler.query_builder import QueryBuilder
 from dpstream.sql_compiler.statement import Draft, call_name, parse
+from dpstream.sql_compiler.union_rows import prepared_rows
 
 _PRIVACY_UNITS = ("user", "event", "w_event")
 _SERIES_OPTIONS = ("w", "mechanism", "mechanism_options")
@@ -245,7 +245,7 @@ def _query(draft: Draft) -> Query | SeriesQuery:
     parts: dict[str, Any] = {
         "name": draft.name,
         "keys": tuple(draft.keys),
-        "prepare": with_joins(draft, builder),
+        "prepare": prepared_rows(draft, builder),
         "finish": builder.finish(),
     }
     try:

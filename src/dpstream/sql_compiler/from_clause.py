@@ -101,6 +101,8 @@ def _relation(draft: Draft, node: exp.Expr, tables: dict[str, Relation]) -> Rela
 
 def _subquery(draft: Draft, select: exp.Expr, tables: dict[str, Relation]) -> Relation:
     """A SELECT that projects and filters, as a relation."""
+    if isinstance(select, exp.Union) and not select.args.get("distinct"):
+        return _union(draft, select, tables)
     if not isinstance(select, exp.Select):
         raise draft.refusal(
             select, f"{type(select).__name__.upper()} is refused: {_MIXES}", "read one table"
@@ -143,6 +145,46 @@ def _subquery(draft: Draft, select: exp.Expr, tables: dict[str, Relation]) -> Re
         open=star and relation.open,
         names=set(),
     )
+
+
+def _union(draft: Draft, node: exp.Expr, tables: dict[str, Relation]) -> Relation:
+    """Rows of several tables with equal columns, as one relation."""
+    for name, part in other_clauses(node, {"this", "expression"}):
+        if name not in ("DISTINCT", "SIDE", "KIND"):
+            raise draft.refusal(part, f"{name} is refused: {_MIXES}", "keep columns and WHERE")
+    branches: list[Relation] = []
+    for part in (node.this, node.expression):
+        inner = part.unnest()
+        relation = _subquery(draft, inner, tables)
+        if relation.joins:
+            raise draft.refusal(part, "a branch of UNION ALL joins tables", "join outside of it")
+        branches += relation.union or [relation]
+    first = branches[0]
+    for branch in branches:
+        plain = branch.open and not branch.columns
+        if list(branch.columns) != list(first.columns) or (branch.open and not plain):
+            raise draft.refusal(
+                node,
+                "the branches of UNION ALL must have the same columns, in one order; got "
+                f"{_columns_in_words(first)}, and {_columns_in_words(branch)}",
+                "name the same columns in each, with AS, or select * in each",
+            )
+        for parameter in ("privacy_unit_column", "time_column", "arrival_column"):
+            column = branch.columns.get(str(draft.parameters.get(parameter)))
+            if column is not None and not isinstance(column, exp.Column):
+                raise draft.refusal(
+                    column,
+                    f"{draft.parameters[parameter]} must be a column of each source; it is "
+                    f"{canonical(column)}",
+                    "name the column itself",
+                )
+    names = dict.fromkeys(branch.table for branch in branches)
+    columns = {name: exp.Column(this=exp.to_identifier(name)) for name in first.columns}
+    return Relation(table="+".join(names), columns=columns, open=first.open, union=branches)
+
+
+def _columns_in_words(relation: Relation) -> str:
+    return ", ".join([*(["*"] if relation.open else []), *relation.columns])
 
 
 def select_of_table(draft: Draft, select: exp.Expr) -> Relation:

@@ -269,6 +269,11 @@ class JoinedRows:
         return words
 
     @property
+    def plain_times(self) -> bool:
+        """The times are columns of the source."""
+        return True
+
+    @property
     def rows_text(self) -> str:
         """What is done to joined rows, in SQL."""
         return self.rows.text
@@ -387,10 +392,12 @@ class JoinedRows:
             yield value
 
 
-def with_joins(draft: Draft, builder: QueryBuilder) -> RowPreparation | JoinedRows | None:
+def with_joins(
+    draft: Draft, builder: QueryBuilder, *, always: bool = False
+) -> RowPreparation | JoinedRows | None:
     """What becomes of the source's rows before they are bounded; None: nothing."""
     relation, parameters = draft.relation, draft.parameters
-    rows = builder.prepare(always=bool(relation.joins))
+    rows = builder.prepare(always=always or bool(relation.joins))
     if not relation.joins or rows is None:
         return rows
     unit = parameters["privacy_unit_column"]

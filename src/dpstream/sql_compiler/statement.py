@@ -348,6 +348,8 @@ class Relation:
     """What columns may be qualified with."""
     joins: list[Any] = field(default_factory=list)
     """Tables that it is joined to, in order (`JoinClause`)."""
+    union: list[Relation] = field(default_factory=list)
+    """The branches of a UNION ALL that its rows come from; none: they come from `table`."""
 
 
 @dataclass(kw_only=True)
