@@ -29,8 +29,8 @@ from dpstream.records import Integers, Rejected, Words
 from dpstream.rows import number_text, parse
 from dpstream.rows.column_values import (
     in_type,
-    listed_keys,
     never_becomes,
+    public_keys,
     python_values,
     types_before_rows,
     types_of,
@@ -64,6 +64,7 @@ class Reason(StrEnum):
 
 _REASONS = tuple(Reason)
 _LONGEST_SHOWN = 4096  # characters of a rejected row
+_MANY = 1000  # public groups
 _NO_KEY = bytes(16)  # of ids that only tell whether two values are equal
 
 
@@ -209,6 +210,7 @@ class RowReader:
         """Called with the types when they are fixed, before they are used."""
         self.ids = RowIds(query, keys)
         self._public: Words | None = None
+        self._ordered: Words | None = None
 
     def read(
         self,
@@ -246,7 +248,7 @@ class RowReader:
         if "groups" not in columns:
             columns["groups"] = self.ids.groups(columns["keys"], len(columns["steps"]))
         if self.query.public_groups is not None:  # other keys go before anything is bounded
-            known = np.isin(id_pairs(columns["groups"]), id_pairs(self.public_ids()))
+            known = self._is_public(columns["groups"])
             rejects.other_keys = int((~known).sum())
             columns = _filtered(columns, known)
         return in_order(self._identified(columns, rejects)), rejects
@@ -344,14 +346,24 @@ class RowReader:
             self._public = ids
         return self._public
 
+    def _is_public(self, ids: Words) -> parse.Mask:
+        """Which ids are those of public groups; of many they are looked up in order."""
+        if self._ordered is None:
+            listed = self.public_ids()
+            self._ordered = listed[np.argsort(listed[:, 0], kind="stable")]
+        listed = self._ordered
+        if len(listed) < _MANY or (listed[1:, 0] == listed[:-1, 0]).any():
+            return np.isin(id_pairs(ids), id_pairs(listed))
+        at = np.minimum(np.searchsorted(listed[:, 0], ids[:, 0]), len(listed) - 1)
+        return np.asarray((listed[at] == ids).all(axis=1), bool)
+
     def public_table(self) -> pa.Table:
         """The public groups' key columns, in the types of the data."""
         self.settle_types()
         query = self.query
         columns = {}
         for number, name in enumerate(query.keys):
-            listed = [row[number] for row in query.public_groups or ()]
-            columns[name] = listed_keys(listed, self.types[name], name)
+            columns[name] = public_keys(query, number, self.types[name])
         return pa.table(columns or {"": pa.nulls(1)})
 
     def learn(self, declared: Types | None) -> None:
@@ -416,7 +428,7 @@ class RowReader:
     def steps_of(self, table: pa.Table) -> Integers:
         """The step of each row of a table with the time columns alone; -1 if it has none."""
         table = self._declared(table, "", [])
-        if self.query.prepare is not None:
+        if self.query.prepare is not None and not self.query.times_are_plain:
             table = self.query.prepare(table)
         reasons: Codes = np.zeros(len(table), np.uint8)
         for name in table.column_names:
