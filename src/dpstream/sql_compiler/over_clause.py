@@ -148,4 +148,5 @@ def error_bar(node: exp.Expr, aggregates: Sequence[str], keys: Sequence[str]) ->
         text = f"IF(ABS({total}) >= 2 * SQRT({variance}), SQRT({spread}) / ABS({total}), NULL)"
     else:
         return None
-    return parse(f"SELECT {text}").tree.expressions[0]
+    bar: exp.Expr = parse(f"SELECT {text}").tree.expressions[0]
+    return bar

@@ -8,7 +8,7 @@ for a name of a column or a table.
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from decimal import Decimal
 from fractions import Fraction
 from math import isfinite
@@ -19,7 +19,7 @@ from sqlglot import exp
 from dpstream.errors import InvalidParameter
 from dpstream.sql_compiler.statement import Statement
 
-Params = Mapping[str, Any] | Sequence[Any]
+Params = Mapping[str, Any] | list[Any] | tuple[Any, ...]
 """Values by name, or one after the other for ?."""
 _KINDS = "numbers, text, TRUE or FALSE, NULL, dates, times, and lists of these"
 _NAMES = (exp.Table, exp.Alias, exp.TableAlias, exp.Dot, exp.Group, exp.Ordered, exp.DataType)
@@ -75,7 +75,7 @@ def _by_name(params: Params | None) -> dict[str, Any]:
         return {}
     if isinstance(params, Mapping):
         return {str(name).lstrip("@:"): value for name, value in params.items()}
-    if isinstance(params, Sequence) and not isinstance(params, str | bytes):
+    if isinstance(params, list | tuple):
         return {str(number): value for number, value in enumerate(params, 1)}
     raise InvalidParameter(
         f"params must be names and values, such as {{'country': 'IT'}}, or a list for ?; got "

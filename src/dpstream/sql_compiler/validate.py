@@ -101,7 +101,8 @@ def refuse_joins(draft: Draft) -> None:
 def refuse_window_functions_of_rows(draft: Draft) -> None:
     """OVER compares rows: those that are published, in SELECT, QUALIFY and ORDER BY, no others."""
     for node in draft.select.find_all(exp.Window, Over):
-        clause, inside = node, False
+        clause: exp.Expr = node
+        inside = False
         while clause.parent is not None and not isinstance(clause.parent, exp.Select):
             clause = clause.parent
             inside = inside or call_name(clause) in AGGREGATES
