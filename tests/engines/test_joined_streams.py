@@ -1,4 +1,4 @@
-"""Joins and unions where they live: by the clock, killed, started again, several queries at once."""
+"""Joins and unions where they live: by the clock, killed, restarted, several queries at once."""
 
 import os
 
@@ -157,6 +157,6 @@ def test_sources_that_cannot_be_united_are_refused(tmp_path):
 
     with pytest.raises(InvalidParameter, match="no source is given for 'b'"):
         dps.run(query(), source={"a": rows([1])}, ledger=dps.Ledger())
+    source = {"a": tmp_path / "a", "b": table}
     with pytest.raises(InvalidParameter, match="all live, or none"):
-        source = {"a": tmp_path / "a", "b": table}
         dps.run(query(), source=source, live=True, ledger=dps.Ledger())
