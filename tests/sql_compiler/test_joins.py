@@ -54,8 +54,8 @@ def joined(text, source=CLICKS, **tables):
         ),
         (
             (
-                "name, COUNT(*) AS n FROM (SELECT user_id, LOWER(pages.category) AS name FROM clicks "
-                "JOIN pages USING (page) WHERE pages.category <> 'w') GROUP BY name"
+                "name, COUNT(*) AS n FROM (SELECT user_id, LOWER(pages.category) AS name FROM "
+                "clicks JOIN pages USING (page) WHERE pages.category <> 'w') GROUP BY name"
             ),
             [("x",), ("z",)],
         ),

@@ -8,7 +8,7 @@ topics, several directories): what one of them is able to do, all are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +19,6 @@ from dpstream.query.union_tables import TABLE
 from dpstream.records import (
     Batch,
     CheckedSource,
-    ChunkRanges,
     Columns,
     CommittingSource,
     EmptyingSource,
@@ -66,7 +65,7 @@ class UnionSource:
         """A chunk of one partition; columns of other sources are NULL."""
         name, source, inner = self._own(partition)
         wanted = None if columns is None else _of_source(name, columns)
-        batch = source.read(inner, position, columns=wanted, until=until)
+        batch: Batch = source.read(inner, position, columns=wanted, until=until)
         given = {f"{name}.{each}": batch.table[each] for each in batch.table.column_names}
         size = batch.table.num_rows
         given[TABLE] = pa.repeat(name, size)
@@ -173,8 +172,7 @@ _ABILITIES: tuple[tuple[type, type], ...] = (
     (FinitePartitions, _Finite),
     (StampedPartitions, _Stamps),
     (EmptyingSource, _Empties),
-)
-_LEFT_OUT = ChunkRanges  # the time of a row is made of one of several columns
+)  # not `ChunkRanges`: the time of a row is one of several columns
 
 
 def union_source(sources: Mapping[str, Source]) -> Source:
@@ -190,7 +188,7 @@ def union_source(sources: Mapping[str, Source]) -> Source:
         raise InvalidParameter(
             "live sources of a UNION ALL must be of one kind: several topics, several directories"
         )
-    able: list[Callable[..., Any]] = [
+    able: list[type] = [
         mixin
         for protocol, mixin in _ABILITIES
         if all(isinstance(each, protocol) for each in sources.values())

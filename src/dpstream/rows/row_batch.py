@@ -108,6 +108,11 @@ def id_pairs(ids: Words) -> Any:
     return np.ascontiguousarray(ids, "<u8").view(pair)[:, 0]
 
 
+def id_order(ids: Words) -> Integers:
+    """The places of ids in their order; equal ones keep the order that they have."""
+    return np.lexsort((ids[:, 1], ids[:, 0]))
+
+
 @dataclass(kw_only=True)
 class RejectedRows:
     """What became of the other rows of a batch, for the operator alone."""

@@ -38,7 +38,15 @@ from dpstream.rows.column_values import (
     unwritable,
 )
 from dpstream.rows.number_text import one_number_spelling
-from dpstream.rows.row_batch import RejectedRows, RowKeys, Rows, id_pairs, in_order, stepwise
+from dpstream.rows.row_batch import (
+    RejectedRows,
+    RowKeys,
+    Rows,
+    id_order,
+    id_pairs,
+    in_order,
+    stepwise,
+)
 from dpstream.rows.row_ids import RowIds, column_ids
 
 Codes = npt.NDArray[np.uint8]
@@ -339,19 +347,19 @@ class RowReader:
         """The ids of the public groups, in the order of the query's list."""
         if self._public is None:
             ids = self.ids.groups(self.public_table(), len(self.query.public_groups or ()))
-            if len(np.unique(id_pairs(ids))) < len(ids):
+            ordered = ids[id_order(ids)]
+            if (ordered[1:] == ordered[:-1]).all(axis=1).any():
                 raise InvalidInput(
                     f"public_groups lists one key twice: by value, in the types {self.types}"
                 )
-            self._public = ids
+            self._public, self._ordered = ids, ordered
         return self._public
 
     def _is_public(self, ids: Words) -> parse.Mask:
         """Which ids are those of public groups; of many they are looked up in order."""
-        if self._ordered is None:
-            listed = self.public_ids()
-            self._ordered = listed[np.argsort(listed[:, 0], kind="stable")]
+        self.public_ids()
         listed = self._ordered
+        assert listed is not None
         if len(listed) < _MANY or (listed[1:, 0] == listed[:-1, 0]).any():
             return np.isin(id_pairs(ids), id_pairs(listed))
         at = np.minimum(np.searchsorted(listed[:, 0], ids[:, 0]), len(listed) - 1)

@@ -13,7 +13,7 @@ from dpstream.query.column_types import canonical_type
 from dpstream.query.public_tables import KeyTable, WholeTable
 from dpstream.rows.column_values import canonical
 from dpstream.rows.parse import whole_column
-from dpstream.rows.row_batch import id_pairs
+from dpstream.rows.row_batch import id_order
 from dpstream.rows.row_ids import group_ids
 
 _NO_KEY = bytes(16)  # of ids that only tell whether two values are equal
@@ -52,10 +52,11 @@ def key_table(columns: Sequence[pa.Array]) -> KeyTable:
     """
     arrays = [canonical(whole_column(column)) for column in columns]
     if arrays and len(arrays[0]):
-        ids = id_pairs(group_ids(arrays, _NO_KEY))
-        _, first = np.unique(ids, return_index=True)
-        if len(first) < len(ids):
-            rows = pa.array(np.sort(first))
+        ids = group_ids(arrays, _NO_KEY)
+        order = id_order(ids)
+        again = (ids[order[1:]] == ids[order[:-1]]).all(axis=1)
+        if again.any():
+            rows = pa.array(np.sort(order[np.concatenate([[True], ~again])]))
             arrays = [array.take(rows) for array in arrays]
     return KeyTable(arrays, _digest([""] * len(arrays), arrays))
 
@@ -64,6 +65,6 @@ def _digest(names: Sequence[str], columns: Sequence[pa.Array], *, ordered: bool 
     """SHA-256 of names, types and ids of rows: no version of Arrow writes others."""
     kinds = [str(column.type) for column in columns]
     digest = hashlib.sha256(repr([*zip(names, kinds, strict=True), len(columns[0])]).encode())
-    ids = id_pairs(group_ids(list(columns), _NO_KEY))
-    digest.update((ids if ordered else np.sort(ids)).tobytes())
+    ids = group_ids(list(columns), _NO_KEY)
+    digest.update(np.ascontiguousarray(ids if ordered else ids[id_order(ids)]).tobytes())
     return digest.hexdigest()

@@ -34,16 +34,50 @@ class UnionRows:
     @property
     def text(self) -> str:
         """All that it does, in SQL."""
+        return f"{self._union_text} {self.rows.text}"
+
+    @property
+    def _union_text(self) -> str:
         parts = (f"{select.text or 'TABLE '}{name!r}" for name, select in self.branches)
-        return f"({' UNION ALL '.join(parts)}) {self.rows.text}"
+        return f"({' UNION ALL '.join(parts)})"
 
     def __repr__(self) -> str:
         return self.text
 
     @property
+    def plain_times(self) -> bool:
+        """The times are columns of several sources."""
+        return False
+
+    @property
+    def _joined(self) -> JoinedRows | None:
+        return self.rows if isinstance(self.rows, JoinedRows) else None
+
+    @property
+    def joins_in_words(self) -> Sequence[str]:
+        """What each join does to a row."""
+        return [] if self._joined is None else self._joined.joins_in_words
+
+    @property
+    def rows_text(self) -> str:
+        """What is done to rows, in SQL; digests of tables are left out."""
+        rows = self.rows.text if self._joined is None else self._joined.rows_text
+        return f"{self._union_text} {rows}"
+
+    @property
+    def public_tables(self) -> Sequence[str]:
+        """The tables that it joins and that everybody may know."""
+        return [] if self._joined is None else self._joined.public_tables
+
+    @property
+    def registries(self) -> Sequence[str]:
+        """The tables that it joins whose rows belong to units."""
+        return [] if self._joined is None else self._joined.registries
+
+    @property
     def table_names(self) -> Sequence[str]:
         """The tables that it joins and that are still to be given."""
-        return self.rows.table_names if isinstance(self.rows, JoinedRows) else []
+        return [] if self._joined is None else self._joined.table_names
 
     def with_tables(self, tables: Tables) -> UnionRows:
         """The same with the tables that it joins."""
