@@ -188,6 +188,14 @@ def test_each_item_of_a_list_is_a_row_of_the_same_unit():
     assert rows["t"].to_pylist() == ["y", "y", "y"]
 
 
+def test_of_a_long_list_the_first_items_are_read(monkeypatch):
+    """However long it is; the lists after it are read as they are."""
+    monkeypatch.setattr("dpstream.sql_compiler.unnest.MOST_ITEMS", 2)
+    rows = prepared("tag, COUNT(*) FROM log, UNNEST(tags) AS tag GROUP BY tag")
+
+    assert rows["tag"].to_pylist() == ["c", None, "a", "b"]
+
+
 def test_lists_within_lists():
     """An item may hold a list itself."""
     rows = prepared(

@@ -138,8 +138,14 @@ def _subquery(draft: Draft, select: exp.Expr, tables: dict[str, Relation]) -> Re
     for node in select.expressions:
         if isinstance(node, exp.Star) and not present_args(node) - {"except_", "replace"}:
             star = True
-            without |= {each.name for each in node.args.get("except_") or ()}
+            for each in node.args.get("except_") or ():
+                if not isinstance(each, exp.Column):
+                    raise draft.refusal(node, "EXCEPT takes columns", "write * EXCEPT (a, b)")
+                without.add(each.name)
             for each in node.args.get("replace") or ():
+                if not isinstance(each, exp.Alias):
+                    fix = "write * REPLACE (LOWER(a) AS a)"
+                    raise draft.refusal(node, "REPLACE takes expressions with names", fix)
                 columns[each.alias] = substitute(draft, each.this, relation)
             continue
         expression = node.unalias()

@@ -56,11 +56,12 @@ def _deep(document: str) -> bool:
     """Is it nested more deeply than is read? The same on every machine, whatever its stack."""
     if document.count("[") + document.count("{") <= _DEEPEST:
         return False
-    depth = deepest = 0
-    for bracket in re.findall(r"[\[\]{}]", _STRING.sub("", document)):
-        depth += 1 if bracket in "[{" else -1
-        deepest = max(deepest, depth)
-    return deepest > _DEEPEST
+    depth = 0
+    for bracket in re.finditer(r"[\[\]{}]", _STRING.sub("", document)):
+        depth += 1 if bracket[0] in "[{" else -1
+        if depth > _DEEPEST:
+            return True
+    return False
 
 
 def _found(document: str | None, path: Path) -> Any:

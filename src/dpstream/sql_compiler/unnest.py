@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from dpstream.sql_compiler.query_builder import Expression
 
 Substitute = Callable[[Draft, exp.Expr, Relation], exp.Expr]
+MOST_ITEMS = 10_000
+"""Items of one list that become rows, the first ones: each takes memory until it is bounded."""
 _SHAPE = "write FROM log, UNNEST(tags) AS tag, or LEFT JOIN UNNEST(tags) AS tag"
 
 
@@ -44,11 +46,12 @@ class Unnest:
     def __call__(self, table: pa.Table, zone: str) -> pa.Table:
         """The rows, with a column of items."""
         lists = whole_column(self.lists.evaluate(table, zone))
-        counts = np.asarray(pc.fill_null(pc.list_value_length(lists), 0), np.int64)
+        sizes = np.asarray(pc.fill_null(pc.list_value_length(lists), 0), np.int64)
+        counts = np.minimum(sizes, MOST_ITEMS)
         kept = np.maximum(counts, 1) if self.outer else counts
         rows = np.repeat(np.arange(len(counts)), kept)
         within = np.arange(len(rows)) - np.repeat(np.cumsum(kept) - kept, kept)
-        first = np.cumsum(counts) - counts
+        first = np.cumsum(sizes) - sizes
         none = within >= counts[rows]  # a row without items
         places = pa.array(np.where(none, 0, first[rows] + within), mask=none)
         items = pc.list_flatten(lists).take(places)
