@@ -205,7 +205,9 @@ def _union(draft: Draft, node: exp.Expr, tables: dict[str, Relation]) -> Relatio
                     "name the column itself",
                 )
     names = dict.fromkeys(branch.table for branch in branches)
-    columns = {name: exp.Column(this=exp.to_identifier(name)) for name in first.columns}
+    columns: dict[str, exp.Expr] = {
+        name: exp.Column(this=exp.to_identifier(name, quoted=True)) for name in first.columns
+    }
     return Relation(table="+".join(names), columns=columns, open=first.open, union=branches)
 
 
