@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from dpstream.session import Runs as Runs
     from dpstream.session import run as run
     from dpstream.session import run_all as run_all
+    from dpstream.session import with_tables as with_tables
     from dpstream.sql_compiler import sql as sql
 
 __version__ = version("dpstream")
@@ -64,7 +65,7 @@ _NAMES_BY_HOME = {
     "query.series_query": "SeriesQuery",
     "query.windows": "Cumulate Hop Tumble",
     "records": "Release",
-    "session": "Feed Run Runs run run_all",
+    "session": "Feed Run Runs run run_all with_tables",
     "sql_compiler": "sql",
 }
 _HOMES = {name: home for home, names in _NAMES_BY_HOME.items() for name in names.split()}

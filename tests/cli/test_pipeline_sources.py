@@ -11,7 +11,7 @@ import dpstream as dps
 from dpstream.connectors.files.source import Files
 from dpstream.data.clicks import clicks
 from dpstream.engines.query_run import EngineOptions
-from dpstream.errors import BudgetExceeded, InvalidInput
+from dpstream.errors import BudgetExceeded, InvalidInput, InvalidParameter
 from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.state import Secret
 from dpstream.session.pipeline import load_pipeline
@@ -328,3 +328,59 @@ def test_a_source_declares_the_types_of_its_columns(run, folder):
     assert "column_types names 'pgae', which no query reads" in run("run", "q.toml").err
     (folder / "q.toml").write_text(text.replace('"DATE"', '"DAY"'))
     assert "column_types knows no type 'DAY'" in run("run", "q.toml").err
+
+
+JOINED = """WITH u AS (SELECT user, page FROM clicks UNION ALL SELECT user, page FROM orders)
+    SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 1, delta = 1e-9, privacy_unit_column = user,
+    max_groups_contributed = 4, public_groups = (SELECT kind FROM pages))
+    kind, COUNT(*) AS n FROM u LEFT JOIN pages USING (page) JOIN users USING (user) GROUP BY kind"""
+TWO = '[source.clicks]\npath = "clicks.csv"\n[source.orders]\npath = "orders.csv"\n'
+TABLES = (
+    '[[public]]\nname = "pages"\npath = "pages.csv"\n[[registry]]\nname = "users"\npath = "u.csv"\n'
+)
+BOOK = '[budget]\ndataset = "clicks"\nepsilon = 4\ndelta = 1e-8\n'
+
+
+@pytest.fixture
+def tables(folder):
+    """A table of pages, and a registry of users."""
+    (folder / "pages.csv").write_text("page,kind\nhome,x\nnews,y\n")
+    users = dict.fromkeys(clicks(4_000, 900)["user"].to_pylist())
+    (folder / "u.csv").write_text("user,plan\n" + "".join(f"{each},free\n" for each in users))
+
+
+def test_a_pipeline_joins_and_unites(run, folder, tables):
+    """Two queries over the same sources and tables; `explain` says what they are joined to."""
+    alone = COUNT.format(epsilon=1, table="orders")
+    text = TWO + TABLES + BOOK + REST + queries(one=JOINED, two=JOINED, alone=alone)
+    (folder / "p.toml").write_text(text)
+    told = run("explain", "p.toml", "--query", "one").out
+    assert "to the public table pages (2 rows" in told
+    assert "to the registry users on the unit (user)" in told
+    assert "'users' IS" not in told  # a registry's digest is for the operator
+
+    run("run", "p.toml")
+    (release,) = (folder / "out").glob("two-*.csv")
+    assert sorted(pcsv.read_csv(release)["kind"].to_pylist()) == ["x", "y"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        (TABLES, "", "the table 'pages' is joined, and it is not declared"),
+        ("u.csv", "none.csv", "the table 'users'"),
+        ('"users"', '"pages"', "is declared public and a registry"),
+        ('"users"', '"users"\nrefresh = "1 day"', "unknown key 'refresh'"),
+        ("[source.orders]", "[source.other]", r"there is no \[source.orders\]"),
+        ("[budget]", "[budget.clicks]", r"share a book: use one \[budget\]"),
+    ],
+)
+def test_a_pipeline_that_cannot_join_says_why(folder, tables, old, new, words):
+    """Before anything is read of the sources, or paid."""
+    text = TWO + TABLES + BOOK + REST + queries(one=JOINED)
+    if new == "[budget.clicks]":
+        text += "[budget.orders]\nepsilon = 1\ndelta = 1e-9\n"
+    (folder / "p.toml").write_text(text.replace(old, new))
+
+    with pytest.raises((InvalidInput, InvalidParameter), match=words):
+        load_pipeline(folder / "p.toml")

@@ -295,3 +295,29 @@ def test_every_release_says_what_it_is(engine, tmp_path):
         *((1, release) for release in (3, 4, 5, 6)),
     ]
     assert len({one["run"] for one in told}) == 1
+
+
+def test_joined_and_united_rows(engine, tmp_path):
+    """Public tables, registries and several sources: the same bytes on both engines."""
+    for name, rows in (("a", range(400)), ("b", range(300, 700))):
+        lines = "".join(f"{row % 90},p{row % 7},{row}\n" for row in rows)
+        (tmp_path / f"{name}.csv").write_text(f"user,page,v\n{lines}")
+    text = """WITH u AS (SELECT user, page FROM a UNION ALL SELECT user, page FROM b WHERE v > 350)
+        SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 5, delta = 1e-6,
+        privacy_unit_column = user, max_groups_contributed = 2, public_groups = TABLE pages)
+        kind, COUNT(*) AS n FROM u JOIN pages USING (page) LEFT JOIN users USING (user)
+        WHERE plan IS NULL OR plan <> 'x' GROUP BY kind"""
+    tables = {
+        "public": {"pages": pa.table({"page": ["p1", "p1", "p3"], "kind": ["m", "n", "o"]})},
+        "registry": {"users": pa.table({"user": [1, 2, 3], "plan": ["x", "y", None]})},
+    }
+
+    def run(**named):
+        source = {name: tmp_path / f"{name}.csv" for name in "ab"}
+        options = EngineOptions(run_id=RUN)
+        found = dps.run(
+            dps.sql(text), source=source, secret=SECRET, options=options, **tables, **named
+        )
+        return releases(found)
+
+    assert run(engine=engine) == run()

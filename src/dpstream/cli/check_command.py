@@ -13,7 +13,13 @@ from typing import Annotated, Any
 import typer
 from typer import Argument, Option
 
-from dpstream.cli.command_options import Payer, SharedLedger
+from dpstream.cli.command_options import (
+    Payer,
+    PublicTables,
+    RegistryTables,
+    SharedLedger,
+    table_paths,
+)
 from dpstream.cli.output import PROBLEMS, AsJson, note, print_json
 from dpstream.cli.sql_command import Functions, Params, Settings, compile_text, source_paths
 from dpstream.engines.clock import SystemClock
@@ -23,11 +29,11 @@ from dpstream.explanation.plan_facts import noise_in_words
 from dpstream.privacy.ledger.charges import Terms
 from dpstream.query.noise_plan import plan_query
 from dpstream.query.query import Query
-from dpstream.session import Feed
+from dpstream.session import Feed, with_tables
 from dpstream.session.budget import AnyQuery
 from dpstream.session.first_rows import RowSample
 from dpstream.session.pipeline import load_pipeline
-from dpstream.session.start import look, would_fit
+from dpstream.session.start import UnitedFeeds, look, would_fit
 
 _MANY = 0.5  # of the rows; where more cannot be used something is wrong with the query
 
@@ -63,6 +69,8 @@ def check(
     settings: Settings = None,
     params: Params = None,
     functions: Functions = None,
+    public: PublicTables = None,
+    registry: RegistryTables = None,
     live: Annotated[
         bool, Option("--live", help="With SQL: a directory that grows, by the clock.")
     ] = False,
@@ -75,21 +83,30 @@ def check(
     Example: dpstream check pipeline.toml && dpstream run pipeline.toml
     """
     if text.endswith(".toml"):
-        if settings or sources or params or functions:
+        if settings or sources or params or functions or public or registry:
             raise InvalidParameter(
-                f"--set, --param, --function and --source go with SQL; change {text} instead"
+                "--set, --param, --function, --source, --public and --registry go with SQL; change "
+                f"{text} instead"
             )
         subjects = _of_pipeline(Path(text), name)
     else:
         compiled = compile_text(text, None, settings or [], params, functions)
-        paths = source_paths(compiled, sources or [])
+        query = with_tables(
+            compiled.query,
+            public=table_paths("--public", public),
+            registry=table_paths("--registry", registry),
+        )
+        united = table_paths("--source", sources) if query.sources else {}
+        paths = list(united.values()) if united else source_paths(compiled, sources or [])
         if name is not None or not paths:
             raise InvalidParameter(
                 f"SQL needs --source {compiled.table}=PATH, and --query goes with a pipeline.toml"
             )
-        query = compiled.query
         refused, _ = would_fit([(query, None)], ledger=ledger, dataset=dataset)
         feed = Feed(source=paths[0] if len(paths) == 1 else paths, live=live)
+        if united:
+            feeds = (Feed(source=path, live=live, name=each) for each, path in united.items())
+            feed = Feed(source=UnitedFeeds(feeds), live=live)
         subjects = [Subject(query=query, feed=feed, state=None, dataset=dataset, refused=refused)]
     reports = {each.query.name: _report(each, rows) for each in subjects}
     note("operator only: these figures are exact; do not show them to readers; nothing was charged")

@@ -73,11 +73,41 @@ LogLevel = Annotated[
         help="The least that is logged (info); exact numbers of rows are at debug alone.",
     ),
 ]
+PublicTables = Annotated[
+    list[str] | None,
+    Option(
+        "--public",
+        metavar="TABLE=PATH",
+        help="A table that the query joins or takes its keys from, and that everybody may know: "
+        "a file, names.duckdb, delta:FOLDER, postgres://...; may be repeated.",
+    ),
+]
+RegistryTables = Annotated[
+    list[str] | None,
+    Option(
+        "--registry",
+        metavar="TABLE=PATH",
+        help="A table whose rows belong to the privacy units, which the query joins on the unit.",
+    ),
+]
 Anyway = Annotated[
     bool,
     BudgetOption("--anyway", help="Begin, and pay, though none of the first rows can be used."),
 ]
 FLAGS = ("epsilon", "window", "delay", "lo", "hi", "quantum")
+
+
+def table_paths(option: str, given: Sequence[str] | None) -> dict[str, str]:
+    """`--public pages=pages.csv` as a dict; no table twice."""
+    paths: dict[str, str] = {}
+    for each in given or ():
+        name, equals, path = each.partition("=")
+        if not equals or not name or not path:
+            raise InvalidParameter(f"{option} needs table=path; got {each!r}")
+        if name in paths:
+            raise InvalidParameter(f"{option} names the table {name!r} twice")
+        paths[name] = path
+    return paths
 
 
 def tell_storage(what: str, state: Path | None, ledger: LedgerPlace | None) -> None:

@@ -8,10 +8,12 @@ from typing import Annotated
 
 from typer import Argument, Option
 
+from dpstream.cli.command_options import PublicTables, RegistryTables, table_paths
 from dpstream.cli.output import AsJson, print_json
 from dpstream.cli.sql_command import Functions, Params, Settings, compile_text
 from dpstream.errors import InvalidParameter
 from dpstream.explanation import explain as explain_query
+from dpstream.session import with_tables
 from dpstream.session.budget import AnyQuery
 from dpstream.session.pipeline import load_pipeline
 
@@ -30,6 +32,8 @@ def explain(
     settings: Settings = None,
     params: Params = None,
     functions: Functions = None,
+    public: PublicTables = None,
+    registry: RegistryTables = None,
     as_json: AsJson = False,
 ) -> None:
     """Explain a query: plan, sensitivity, noise, keys, budget, memory, what it leaves open."""
@@ -39,7 +43,12 @@ def explain(
         return
     if name is not None:
         raise InvalidParameter("--query chooses among the queries of a pipeline.toml")
-    explanation = explain_query(compile_text(text, None, settings or [], params, functions).query)
+    query = with_tables(
+        compile_text(text, None, settings or [], params, functions).query,
+        public=table_paths("--public", public),
+        registry=table_paths("--registry", registry),
+    )
+    explanation = explain_query(query)
     if as_json:
         print_json(explanation.to_json())
     else:

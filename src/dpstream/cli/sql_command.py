@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -19,11 +19,14 @@ from dpstream.cli.command_options import (
     LogFormat,
     LogLevel,
     Payer,
+    PublicTables,
+    RegistryTables,
     SecretFile,
     SharedLedger,
     TakeOver,
     literal,
     read_settings,
+    table_paths,
     tell_storage,
 )
 from dpstream.cli.output import INTERRUPTED, AsJson, note, print_json, use_log
@@ -44,7 +47,7 @@ from dpstream.engines.embedded.process_memory import keep_freed_memory
 from dpstream.errors import InvalidInput, InvalidParameter
 from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.state.secret import secret_path
-from dpstream.session import Run, run
+from dpstream.session import Run, run, with_tables
 from dpstream.session.budget import AnyQuery
 from dpstream.session.start_pipeline import refuse_lost_secret
 from dpstream.sql_compiler.compile_sql import Compiled, compile_sql, remarks
@@ -169,6 +172,8 @@ def sql(
         list[str] | None,
         Option(help="A directory, database or server for the releases; may be repeated."),
     ] = None,
+    public: PublicTables = None,
+    registry: RegistryTables = None,
     settings: Settings = None,
     params: Params = None,
     functions: Functions = None,
@@ -204,9 +209,17 @@ def sql(
     """Publish a query's releases under differential privacy."""
     use_log(log_format, log_level)
     compiled = compile_text(text, name, settings or [], params, functions)
-    query = compiled.query
-    given = source_paths(compiled, sources)
-    if text == "-" and "-" in given:
+    given: Any = None
+    if compiled.query.sources:
+        given = table_paths("--source", sources)
+    else:
+        given = source_paths(compiled, sources)
+    query = with_tables(
+        compiled.query,
+        public=table_paths("--public", public),
+        registry=table_paths("--registry", registry),
+    )
+    if text == "-" and "-" in (given.values() if isinstance(given, dict) else given):
         raise InvalidParameter("standard input cannot be the query and its source at once")
     secret_file = secret if secret is not None or state is None else secret_path(state)
     if secret_file is not None and state is not None:
@@ -220,7 +233,7 @@ def sql(
     keep_freed_memory()
     running = run(
         query,
-        source=given[0] if len(given) == 1 else given,
+        source=given[0] if isinstance(given, list) and len(given) == 1 else given,
         sink=sink or kept,
         state=state,
         live=live,

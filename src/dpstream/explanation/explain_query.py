@@ -16,9 +16,11 @@ from dpstream.mechanisms.runner import Runner
 from dpstream.privacy.amounts import show
 from dpstream.query.aggregates import Measure
 from dpstream.query.noise_plan import NoisePlan, plan_query
+from dpstream.query.public_tables import Joining
 from dpstream.query.query import Query
 from dpstream.query.row_spec import Finish, RowSpec
 from dpstream.query.series_query import SeriesQuery
+from dpstream.query.union_tables import TABLE
 from dpstream.query.windows import Tumble, in_words, iso
 from dpstream.rows.column_values import types_before_rows
 
@@ -114,6 +116,7 @@ def _explain_series(query: SeriesQuery) -> Explanation:
         not_protected=[
             f"what one {query.privacy_unit_column} does over more windows than that, together",
             *(["which groups exist: they were listed as public"] if query.keys else []),
+            *_of_tables(query),
             *_NOT_PROTECTED,
         ],
     )
@@ -133,11 +136,17 @@ def _schedule(
 
 def _stages(query: RowSpec, windows: str, own: list[tuple[str, str]]) -> list[Stage]:
     """The plan from source to release; `own` are the stages of this kind of query."""
-    stages = [("source", f"read {', '.join(query.source_columns)}")]
-    if query.prepare is not None:
-        several = "; UNNEST makes several rows of one, all of its unit, bounded below"
-        unnests = getattr(query.prepare, "unnests", ())
-        stages.append(("prepare", f"{query.prepare.text}{several if unnests else ''}"))
+    read = [name for name in query.source_columns if name != TABLE]
+    stages = [("source", f"read {', '.join(read)}")]
+    joining: object = query.prepare
+    if isinstance(joining, Joining):
+        stages += [("join", words) for words in joining.joins_in_words]
+        stages.append(("prepare", joining.rows_text))
+    elif query.prepare is not None:
+        stages.append(("prepare", query.prepare.text))
+    if stages[-1][0] == "prepare" and "UNNEST" in stages[-1][1]:
+        does = "UNNEST makes several rows of one, all of its unit, bounded below"
+        stages.append(("unnest", does))
     if query.time_column is not None:
         allowed = query.allowed_lateness
         late = f", rows up to {in_words(allowed)} late" if allowed else ""
@@ -449,8 +458,24 @@ def _schema(schema: pa.Schema, query: RowSpec) -> list[dict[str, str]]:
     return facts
 
 
+def _of_tables(query: Query | SeriesQuery) -> list[str]:
+    """What is public of joined tables; a registry is the same in every period of a user."""
+    joining: object = query.prepare
+    if not isinstance(joining, Joining):
+        return []
+    public = [f"the table {name}: it was declared public" for name in joining.public_tables]
+    if isinstance(query, Query) and query.privacy_unit_period == "forever":
+        return public
+    spans = "periods" if isinstance(query, Query) else "windows"
+    return public + [
+        f"what the registry {name} says of a user, over several {spans} together: its facts are "
+        f"the same in all of them, and protected per {spans[:-1]} only"
+        for name in joining.registries
+    ]
+
+
 def _not_protected(query: Query) -> list[str]:
-    facts = list(_NOT_PROTECTED)
+    facts = [*_of_tables(query), *_NOT_PROTECTED]
     if query.privacy_unit_period != "forever":
         period = in_words(query.privacy_unit_period)
         facts.insert(0, f"what a user does in several periods of {period} together")

@@ -340,3 +340,36 @@ def bucket_of(word: int, buckets: int) -> int:
     """A bucket from 16 bits of an id that neither tag nor slot uses."""
     part: Any = ((np.uint64(word) & np.uint64(0xFFFF)) * np.uint64(buckets)) >> np.uint64(16)
     return np.int64(part)  # type: ignore[return-value]
+
+
+@compiled
+def find_known(words: Words, index: Slots, wanted: Words, rows: Integers) -> None:
+    """rows[i] = the row of wanted[i]; -1 if the table has none."""
+    mask, bits = np.uint64(len(index) - 1), row_bits(index)
+    one, half = np.uint64(1), np.uint64(32)
+    slots, lines = np.uint64(index.ctypes.data), np.uint64(words.ctypes.data)
+    line = np.uint64(8 * words.shape[1])
+    for ahead in range(len(wanted) + FAR):
+        if ahead < len(wanted):
+            prefetch(slots + ((wanted[ahead, 1] & mask) << np.uint64(2)))
+        near = ahead - (FAR - NEAR)
+        if 0 <= near < len(wanted):
+            entry = np.uint64(index[wanted[near, 1] & mask])
+            if entry != 0:
+                prefetch(lines + ((entry & mask) - one) * line)
+        i = ahead - FAR
+        if i < 0:
+            continue
+        tag, slot = (wanted[i, 0] >> half) >> bits, wanted[i, 1] & mask
+        rows[i] = -1
+        while index[slot] != 0:
+            entry = np.uint64(index[slot])
+            row = np.int64(entry & mask) - 1
+            if (
+                entry >> bits == tag
+                and words[row, 0] == wanted[i, 0]
+                and words[row, 1] == wanted[i, 1]
+            ):
+                rows[i] = row
+                break
+            slot = (slot + one) & mask

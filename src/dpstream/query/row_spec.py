@@ -20,7 +20,9 @@ from dpstream.privacy.query_spend import ALL_PERIODS, PaidPeriods
 from dpstream.privacy.state.identity import Identified, canonical
 from dpstream.query.aggregates import Measure
 from dpstream.query.column_types import Types, declared_types
+from dpstream.query.public_tables import Joining, KeyTable, NeedsTables, Tables
 from dpstream.query.schedule import Schedule
+from dpstream.query.union_tables import Unites
 from dpstream.query.windows import (
     DAY,
     SECOND,
@@ -101,7 +103,7 @@ class RowSpec(Identified, identity=None, keys=_KEYS):
     privacy_unit_column: str
     privacy_unit_period: Micros | Literal["forever"] = "forever"
     keys: tuple[str, ...] = ()
-    public_groups: tuple[tuple[Any, ...], ...] | None = None
+    public_groups: Sequence[tuple[Any, ...]] | None = None
     time_column: str | None = None
     time_unit: str | None = None
     time_origin: Micros = _ZERO
@@ -330,9 +332,40 @@ class RowSpec(Identified, identity=None, keys=_KEYS):
         last = None if self.end is None else ticks.last_before(self.end - 1)
         return PaidPeriods(first=ticks.last_before(start), last=last, last_of=last_of)
 
+    @property
+    def table_names(self) -> list[str]:
+        """The tables that it joins, or takes its keys from, and that are not given yet."""
+        parts: list[object] = [self.prepare, self.public_groups]
+        needing = [part for part in parts if isinstance(part, NeedsTables)]
+        return list(dict.fromkeys(name for part in needing for name in part.table_names))
+
+    def with_tables(self, tables: Tables) -> Self:
+        """This query with the tables that it names; what cannot be joined is refused."""
+        parts: dict[str, Any] = {"prepare": self.prepare, "public_groups": self.public_groups}
+        for name, part in parts.items():
+            if isinstance(part, NeedsTables) and part.table_names:
+                parts[name] = part.with_tables(tables)
+        return replace(self, **parts)
+
+    @property
+    def times_are_plain(self) -> bool:
+        """Are event and arrival time columns of the source, whatever is done to its rows?"""
+        prepare: object = self.prepare
+        return prepare is None or (isinstance(prepare, Joining) and prepare.plain_times)
+
+    @property
+    def sources(self) -> Sequence[str]:
+        """The sources of a UNION ALL, by their names; none: there is one source."""
+        prepare: object = self.prepare
+        return prepare.sources if isinstance(prepare, Unites) else ()
+
     def written(self) -> dict[str, Any]:
         """The value of every field by its key; hooks and Arrow's types are known by their texts."""
-        return super().written() | {
+        keys = self.public_groups
+        written = super().written()
+        if isinstance(keys, KeyTable):
+            written["public_keys"] = ("keys", len(keys), keys.digest)
+        return written | {
             "prepare": None if self.prepare is None else self.prepare.text,
             "finish": None if self.finish is None else self.finish.text,
             "column_types": tuple((name, str(kind)) for name, kind in self.declared.items()),
@@ -351,14 +384,21 @@ def _column_names(given: Iterable[str]) -> tuple[str, ...]:
     return names
 
 
-def _one_tuple_per_group(
-    keys: Sequence[str], given: Sequence[Any] | None
-) -> tuple[tuple[Any, ...], ...] | None:
+def _one_tuple_per_group(keys: Sequence[str], given: Sequence[Any] | None) -> Any:
     """The public groups; without key columns all rows are one group, known to all."""
     if not keys and given in (None, ((),)):
         return ((),)
     if given is None:
         return None
+    if isinstance(given, NeedsTables):
+        return given
+    if isinstance(given, KeyTable):
+        if len(given.columns) != len(keys) or not len(given):
+            raise InvalidParameter(
+                f"public_groups must have one column for each of the keys {list(keys)}, and a row; "
+                f"got {len(given.columns)} columns with {len(given)} rows"
+            )
+        return given
     rows = tuple(tuple(row) if isinstance(row, tuple | list) else (row,) for row in given)
     if not rows or not keys or any(len(row) != len(keys) for row in rows):
         raise InvalidParameter(

@@ -25,6 +25,7 @@ from dpstream.mechanisms.counters.factorised_counter import CounterMechanism
 from dpstream.privacy.accounting.promises import rows_of
 from dpstream.privacy.ledger.charges import Terms
 from dpstream.query.aggregates import Count
+from dpstream.query.public_tables import NeedsTables
 from dpstream.query.row_spec import Finish, Prepare, RowSpec
 from dpstream.query.windows import Duration, Instant, Tumble, in_words, iso
 
@@ -97,7 +98,8 @@ class SeriesQuery(RowSpec, identity="series_query", keys="mechanism count"):
                 "a window, or w of them, is what is protected together: leave out "
                 "privacy_unit_period"
             )
-        self._check_mechanism(len(self.public_groups))
+        if not isinstance(self.public_groups, NeedsTables):  # else it is checked with them
+            self._check_mechanism(len(self.public_groups))
 
     def _check_mechanism(self, bins: int) -> None:
         """Refuse one that promises another thing, or cannot go through all windows."""

@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 
 from dpstream.errors import InvalidInput
 from dpstream.query.column_types import Types, canonical_type, is_number, is_text
+from dpstream.query.public_tables import KeyTable
 from dpstream.query.row_spec import RowSpec
 from dpstream.query.windows import within_calendar
 from dpstream.rows import parse
@@ -253,19 +254,34 @@ def types_before_rows(query: RowSpec) -> Types:
     for number, name in enumerate(query.keys if query.public_groups is not None else ()):
         computed = query.prepare is not None and name not in query.prepare.columns
         if name not in query.declared and not computed:
-            listed = [row[number] for row in query.public_groups or ()]
-            known[name] = canonical_type(_array(listed, name).type, name)
+            known[name] = canonical_type(_public_column(query, number, name).type, name)
     return known
 
 
-def listed_keys(listed: Sequence[Any], kind: pa.DataType, name: str) -> pa.Array:
-    """Public keys of one column in its type: by value, as rows are read."""
+def _public_column(query: RowSpec, number: int, name: str) -> pa.Array:
+    """The public keys of one column, in the type that they are listed in."""
+    groups = query.public_groups
+    if isinstance(groups, KeyTable):
+        return groups.columns[number]
+    return _array([row[number] for row in groups or ()], name)
+
+
+def public_keys(query: RowSpec, number: int, kind: pa.DataType) -> pa.Array:
+    """The public keys of one column in its type: by value, as rows are read."""
+    groups, name = query.public_groups, query.keys[number]
+    if isinstance(groups, KeyTable):
+        return _fit(groups.columns[number], groups.columns[number], kind, name)
+    listed = [row[number] for row in groups or ()]
     if is_text(kind):
         return pa.array([text_of(item) for item in listed], kind)
     try:
         keys = pa.array(listed, kind)
     except (pa.ArrowException, TypeError, ValueError, OverflowError):
         keys = _array(listed, name)
+    return _fit(keys, listed, kind, name)
+
+
+def _fit(keys: pa.Array, listed: Any, kind: pa.DataType, name: str) -> pa.Array:
     keys, lost = in_type(keys, kind)
     if lost.any():
         wrong = listed[int(lost.argmax())]

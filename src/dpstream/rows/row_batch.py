@@ -116,6 +116,11 @@ def among(ids: Words, known: Words) -> npt.NDArray[np.bool_]:
     return np.asarray((ids[:, None] == known).all(axis=2).any(axis=1), bool)
 
 
+def id_order(ids: Words) -> Integers:
+    """The places of ids in their order; equal ones keep the order that they have."""
+    return np.lexsort((ids[:, 1], ids[:, 0]))
+
+
 @dataclass(kw_only=True)
 class RejectedRows:
     """What became of the other rows of a batch, for the operator alone."""

@@ -29,8 +29,8 @@ from dpstream.records import Integers, Rejected, Words
 from dpstream.rows import number_text, parse
 from dpstream.rows.column_values import (
     in_type,
-    listed_keys,
     never_becomes,
+    public_keys,
     python_values,
     types_before_rows,
     types_of,
@@ -43,6 +43,7 @@ from dpstream.rows.row_batch import (
     RowKeys,
     Rows,
     among,
+    id_order,
     id_pairs,
     in_order,
     stepwise,
@@ -72,6 +73,7 @@ class Reason(StrEnum):
 
 _REASONS = tuple(Reason)
 _LONGEST_SHOWN = 4096  # characters of a rejected row
+_MANY = 1000  # public groups
 _NO_KEY = bytes(16)  # of ids that only tell whether two values are equal
 
 
@@ -219,6 +221,7 @@ class RowReader:
         """Called with the types when they are fixed, before they are used."""
         self.ids = RowIds(query, keys)
         self._public: Words | None = None
+        self._ordered: Words | None = None
 
     def read(
         self,
@@ -256,7 +259,7 @@ class RowReader:
         if "groups" not in columns:
             columns["groups"] = self.ids.groups(columns["keys"], len(columns["steps"]))
         if self.query.public_groups is not None:  # other keys go before anything is bounded
-            known = among(columns["groups"], self.public_ids())
+            known = self._is_public(columns["groups"])
             rejects.other_keys = int((~known).sum())
             columns = _filtered(columns, known)
         return in_order(self._identified(columns, rejects)), rejects
@@ -348,12 +351,23 @@ class RowReader:
         """The ids of the public groups, in the order of the query's list."""
         if self._public is None:
             ids = self.ids.groups(self.public_table(), len(self.query.public_groups or ()))
-            if len(np.unique(id_pairs(ids))) < len(ids):
+            ordered = ids[id_order(ids)]
+            if (ordered[1:] == ordered[:-1]).all(axis=1).any():
                 raise InvalidInput(
                     f"public_groups lists one key twice: by value, in the types {self.types}"
                 )
-            self._public = ids
+            self._public, self._ordered = ids, ordered
         return self._public
+
+    def _is_public(self, ids: Words) -> parse.Mask:
+        """Which ids are those of public groups; of many they are looked up in order."""
+        self.public_ids()
+        listed = self._ordered
+        assert listed is not None
+        if len(listed) < _MANY or (listed[1:, 0] == listed[:-1, 0]).any():
+            return among(ids, listed)
+        at = np.minimum(np.searchsorted(listed[:, 0], ids[:, 0]), len(listed) - 1)
+        return np.asarray((listed[at] == ids).all(axis=1), bool)
 
     def public_table(self) -> pa.Table:
         """The public groups' key columns, in the types of the data."""
@@ -361,8 +375,7 @@ class RowReader:
         query = self.query
         columns = {}
         for number, name in enumerate(query.keys):
-            listed = [row[number] for row in query.public_groups or ()]
-            columns[name] = listed_keys(listed, self.types[name], name)
+            columns[name] = public_keys(query, number, self.types[name])
         return pa.table(columns or {"": pa.nulls(1)})
 
     def learn(self, declared: Types | None) -> None:
@@ -427,7 +440,7 @@ class RowReader:
     def steps_of(self, table: pa.Table) -> Integers:
         """The step of each row of a table with the time columns alone; -1 if it has none."""
         table = self._declared(table, "", [])
-        if self.query.prepare is not None:
+        if self.query.prepare is not None and not self.query.times_are_plain:
             table = self.query.prepare(table)
         reasons: Codes = np.zeros(len(table), np.uint8)
         for name in table.column_names:

@@ -35,6 +35,8 @@ from dpstream.query.query import Query
 from dpstream.query.windows import duration, in_words
 from dpstream.session import Feed
 from dpstream.session.changes import Changes
+from dpstream.session.start import UnitedFeeds
+from dpstream.session.whole_tables import read_tables
 from dpstream.sql_compiler.compile_sql import Compiled, compile_sql, remarks
 
 __all__ = ["ENGINES", "Pipeline", "load_pipeline"]
@@ -65,6 +67,8 @@ _KEYS: dict[str, dict[str, tuple[type, ...]]] = {
     "sink": {"to": _TEXTS},
     "engine": {"name": _TEXT, "master": _TEXT, "buckets": (int,), "state_location": _TEXT},
     "retention": dict.fromkeys(("backups", "releases", "served", "inputs", "dead_letters"), _TEXT),
+    "public": {"name": _TEXT, "path": _TEXTS},
+    "registry": {"name": _TEXT, "path": _TEXTS},
     "functions": {},
     "query": {
         "name": _TEXT,
@@ -83,9 +87,12 @@ _REQUIRED = {
     "engine": ("name",),
     "retention": (),
     "functions": (),
+    "public": ("name", "path"),
+    "registry": ("name", "path"),
     "query": ("name",),
 }
-_OPTIONAL = ("sink", "engine", "retention", "functions")
+_OPTIONAL = ("sink", "engine", "retention", "functions", "public", "registry")
+_LISTS = ("query", "public", "registry")  # [[query]]
 _INNER = ("options", "column_types")  # tables within a source's
 _SEVERAL = ("source", "budget")  # one table, or one for each source: [source.clicks]
 _IN_WORDS = {
@@ -200,7 +207,7 @@ def load_pipeline(
     changes = Changes.read(folder) if changes is None else changes
     tables["query"] = changes.tables(tables["query"])
     functions = tables.get("functions", {})
-    compiled = _compile(path, tables["query"], functions)
+    compiled = _with_tables(path, _compile(path, tables["query"], functions), tables)
     of_query = {one.query.name: _source_of(path, one, compiled, tables) for one in compiled}
     compiled = [
         _declare_types(path, of_query[one.query.name], one, compiled, tables["source"])
@@ -216,6 +223,9 @@ def load_pipeline(
     feeds = {
         n: replace(_feed(base, n, table), keep=inputs) for n, table in tables["source"].items()
     }
+    for one in compiled:
+        if one.query.sources:
+            feeds.setdefault(one.table, _united(path, one, feeds))
     secret = Path(_resolve(base, state["secret"])) if "secret" in state else secret_path(folder)
     sinks = _listed(tables.get("sink", {}).get("to", []))
     queries = tuple(one.query for one in compiled)
@@ -280,17 +290,55 @@ def _compile(
     return list(queries.values())
 
 
+def _with_tables(
+    path: Path, compiled: Sequence[Compiled], tables: Mapping[str, Any]
+) -> list[Compiled]:
+    """The queries with the tables that they join; each table is read once."""
+    given: dict[str, dict[str, Any]] = {"public": {}, "registry": {}}
+    for kind, places in given.items():
+        for table in tables.get(kind, ()):
+            if table["name"] in places:
+                raise InvalidInput(f"{path}: two [[{kind}]] are named {table['name']!r}")
+            place = table["path"]
+            places[table["name"]] = (
+                _resolve_table(path.parent, place)
+                if isinstance(place, str)
+                else [_resolve(path.parent, each) for each in place]
+            )
+    wanted = {name for one in compiled for name in one.query.table_names}
+    try:
+        read = read_tables(wanted, **given)
+    except (InvalidInput, InvalidParameter) as problem:
+        raise type(problem)(f"{path}: {problem}") from None
+    bound = []
+    for one in compiled:
+        try:
+            query = one.query.with_tables(read) if one.query.table_names else one.query
+        except (InvalidInput, InvalidParameter) as problem:
+            raise type(problem)(f"{path}, [[query]] {one.query.name!r}: {problem}") from None
+        bound.append(replace(one, query=query))
+    return bound
+
+
+def _resolve_table(base: Path, text: str) -> str:
+    """A table that is read whole, which may have its kind before its path."""
+    if text.startswith("delta:") and not is_uri(text):
+        return f"delta:{_resolve(base, text.removeprefix('delta:'))}"
+    return _resolve(base, text)
+
+
 def _source_of(
     path: Path, one: Compiled, others: Sequence[Compiled], tables: Mapping[str, Any]
 ) -> str:
     """The source that a query's FROM names; a source without a name has any."""
     known = tables["source"]
-    if "" not in known:
-        if one.table not in known:
-            raise InvalidInput(
-                f"{path}, [[query]] {one.query.name!r} reads {one.table!r}, and there is no "
-                f"[source.{one.table}]; {_nearest(one.table, known)}"
-            )
+    if "" not in known or one.query.sources:
+        for table in one.query.sources or [one.table]:
+            if table not in known:
+                raise InvalidInput(
+                    f"{path}, [[query]] {one.query.name!r} reads {table!r}, and there is no "
+                    f"[source.{table}]; {_nearest(table, known)}"
+                )
         return one.table
     if len({each.table for each in others}) > 1:
         listed = ", ".join(f"{each.query.name!r} reads {each.table!r}" for each in others)
@@ -305,7 +353,15 @@ def _declare_types(
     path: Path, name: str, one: Compiled, others: Sequence[Compiled], sources: Mapping[str, Any]
 ) -> Compiled:
     """The query with the types of its columns that its source declares; its own go before."""
-    given = sources[name].get("column_types", {})
+    if one.query.sources:
+        given = {
+            f"{source}.{column}": kind
+            for source in one.query.sources
+            for column, kind in sources[source].get("column_types", {}).items()
+            if f"{source}.{column}" in one.query.source_columns
+        }
+    else:
+        given = sources[name].get("column_types", {})
     where = f"{path}, [source{'.' if name else ''}{name}]"
     read = {column for each in others for column in each.query.source_columns}
     strange = [column for column in given if column not in read]
@@ -323,6 +379,26 @@ def _declare_types(
     except InvalidParameter as problem:
         raise InvalidInput(f"{where}: {problem}") from None
     return replace(one, query=query)
+
+
+def _united(path: Path, one: Compiled, feeds: Mapping[str, Feed]) -> Feed:
+    """What a UNION ALL reads: several sources as one."""
+    parts = [feeds[name] for name in one.query.sources]
+    where = f"{path}, [[query]] {one.query.name!r}: UNION ALL"
+    if any(feed.source == PUSHED for feed in parts):
+        raise InvalidInput(f"{where} cannot read rows that are posted; read them by themselves")
+    if len({(feed.live, feed.history is None) for feed in parts}) > 1 or parts[0].history:
+        raise InvalidInput(
+            f"{where} reads sources that are all live, or all not, and none with history"
+        )
+    return Feed(
+        source=UnitedFeeds(parts),
+        live=parts[0].live,
+        name=one.table,
+        buffer=parts[0].buffer,
+        on_damage=parts[0].on_damage,
+        keep=parts[0].keep,
+    )
 
 
 def _feed(base: Path, name: str, table: Mapping[str, Any]) -> Feed:
@@ -492,6 +568,12 @@ def _books(
 ) -> tuple[PipelineBook, ...]:
     """One book for all, or one for each source."""
     budgets, sources, books = tables["budget"], tables["source"], []
+    for query in queries if "" not in budgets else ():
+        if query.sources:
+            raise InvalidInput(
+                f"{path}, [[query]] {query.name!r} reads several sources by UNION ALL, so they "
+                "share a book: use one [budget]"
+            )
     if "" not in budgets and set(budgets) != set(sources):
         other = sorted(set(budgets) ^ set(sources))[0]
         raise InvalidInput(
@@ -551,14 +633,14 @@ def _read_tables(path: Path, text: str) -> dict[str, Any]:
             wanted = ", ".join(_REQUIRED[name])
             raise InvalidInput(f"{path} has no table {_heading(name)}; add it, with {wanted}")
     for name, table in tables.items():
-        entries = table if name == "query" else [table]
+        entries = table if name in _LISTS else [table]
         if not isinstance(entries, list) or not all(isinstance(each, dict) for each in entries):
             raise InvalidInput(f"{path}: {name} must be a table; write {_heading(name)} above it")
         if name in _SEVERAL:
             tables[name] = _named(path, name, table)
             continue
         for number, entry in enumerate(entries, 1):
-            which = f" number {number}" if name == "query" else ""
+            which = f" number {number}" if name in _LISTS else ""
             _check(f"{path}, {_heading(name)}{which}", name, entry)
     return tables
 
@@ -614,7 +696,7 @@ def _check(where: str, name: str, table: Mapping[str, Any]) -> None:
 
 def _heading(name: str) -> str:
     """How a table is written in the file."""
-    return "[[query]]" if name == "query" else f"[{name}]"
+    return f"[[{name}]]" if name in _LISTS else f"[{name}]"
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:

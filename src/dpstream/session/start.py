@@ -20,6 +20,7 @@ from dpstream.connectors.registry import open_sink, open_source
 from dpstream.connectors.server_base import ServerOptions, is_uri
 from dpstream.connectors.shared import SharedSink, SharedSource, shared_sinks
 from dpstream.connectors.storage import safe_name
+from dpstream.connectors.union_source import union_source
 from dpstream.connectors.write_ahead import PUSHED, PushedSource, WriteAhead, pushed_folder
 from dpstream.engines.chunks import OperatorCounts
 from dpstream.engines.clock import Clock, SystemClock
@@ -53,6 +54,7 @@ from dpstream.records import CheckedSink, Frame, Sink, Source, fence
 from dpstream.session.budget import refuse_early, was_charged
 from dpstream.session.first_rows import RowSample, refuse_useless, sample_rows
 from dpstream.session.runs import Runs
+from dpstream.session.whole_tables import Given, read_tables, with_tables
 from dpstream.sql_compiler import compile_sql, warn_of_remarks
 
 Place: TypeAlias = str | os.PathLike[str]
@@ -87,6 +89,10 @@ class Feed:
     and files in `done/`; None: the rows go at once, the files stay."""
 
 
+class UnitedFeeds(tuple[Feed, ...]):
+    """Feeds that queries read together, by UNION ALL; each has the name of its table."""
+
+
 def run(
     query: AnyQuery | str,
     *,
@@ -107,6 +113,8 @@ def run(
     engine: Engine | None = None,
     anyway: bool = False,
     take_over: bool = False,
+    public: Given = None,
+    registry: Given = None,
 ) -> Run:
     """Publish a query's releases, for as long as its schedule runs.
 
@@ -134,6 +142,11 @@ def run(
     also refused here if its sink cannot take its releases, or if none of the rows there are can be
     used, as with times in another unit; `anyway` runs it over such rows, too.
 
+    `public`: tables that the query joins or takes its keys from, and that everybody may know, by
+    their names: frames, files, "names.duckdb", "delta:FOLDER", "postgres://...?table=pages".
+    `registry`: tables whose rows belong to the privacy units, joined on them. Both are read whole
+    at the start; one that has changed is another query.
+
     `engine`: a `SparkEngine` runs the query on its session; then `source` and `history` may be
     DataFrames, streaming ones too (`live`: by the clock; otherwise all that is there, by event
     time), and `sink` a function of a DataFrame and its release, or a `SparkSink`.
@@ -154,7 +167,16 @@ def run(
         query = compiled.query
     if source is None and history is None:
         raise InvalidParameter("a run needs a source: files, a table, or '-' for standard input")
+    query = with_tables(query, public=public, registry=registry)
     folder = None if state is None else Path(state)
+    if query.sources and not isinstance(source, Source):
+        absolute = engine is not None
+        how = Feed(source="", live=live, on_damage=on_damage, on_done=on_done)
+        source = _united(query, source, how, None if absolute else folder, absolute=absolute)
+        on_done = "keep"  # of the union; its sources do as they are told
+        if history is not None:
+            how = Feed(source="", on_damage=on_damage)
+            history = _united(query, history, how, None, absolute=absolute)
     if ledger is None:
         warn_of_own_book("query", folder, stacklevel=2)
     given, new = _own_ledger(ledger, folder), True
@@ -233,6 +255,8 @@ def run_all(
     anyway: bool | Collection[str] = False,
     take_over: bool = False,
     more_options: Mapping[str, Mapping[str, Any]] | None = None,
+    public: Given = None,
+    registry: Given = None,
 ) -> Runs:
     """Publish several queries of one dataset: one read of each source, one book, one secret.
 
@@ -243,7 +267,8 @@ def run_all(
     first. Queries that do not fit into it together are refused here, before a row is read (unless
     `check_budget` is off, for callers who open the book after this). `analysts`: who asks for each
     query, by its name. On another `engine` each query reads by itself. `anyway`: as in `run`, for
-    all of them, or for those that are named. `more_options`: options of single queries.
+    all of them, or for those that are named. `more_options`: options of single queries. `public`
+    and `registry`: as in `run`; a table is read once for all.
 
     A query that fails stops alone: the others go on to their ends, and its error is raised then.
     """
@@ -251,12 +276,23 @@ def run_all(
     names = [query.name for query in queries]
     if not queries or len(set(names)) < len(names):
         raise InvalidParameter(f"queries that run together need different names; got {names}")
+    wanted = {table for query in queries for table in query.table_names}
+    tables = read_tables(wanted, public, registry)
+    queries = [query.with_tables(tables) if query.table_names else query for query in queries]
     folder = None if state is None else Path(state)
     if ledger is None:
         warn_of_own_book("set of queries", folder, stacklevel=2)
     folders = {name: None if folder is None else folder / safe_name(name) for name in names}
     common = Feed(source=source, live=live, history=history, on_damage=on_damage, on_done=on_done)
     feeds = _feeds_by_query(names, source, common)
+    united: dict[Any, Feed] = {}
+    for query in queries:
+        feed = feeds[query.name]
+        if query.sources and isinstance(feed.source, Mapping):
+            key = (id(feed), *query.sources)
+            parts = [replace(feed, source=feed.source[n], name=n) for n in query.sources]
+            whole = replace(feed, source=UnitedFeeds(parts), on_done="keep")
+            feeds[query.name] = united.setdefault(key, whole)
     given = _own_ledger(ledger, folder)
     own = _ledger_path(None, folder)
     if given is not None and own is not None and own.exists():
@@ -319,8 +355,11 @@ def look(
     Nothing is charged, written, moved or committed. What cannot run is refused as by `run`. A pipe
     is left out: it can be read only once.
     """
-    if feed.source == PUSHED and state is not None:
-        source: Source = PushedSource(pushed_folder(state, feed.name))
+    source: Source
+    if isinstance(feed.source, UnitedFeeds):
+        source = _open_feed(feed, None)
+    elif feed.source == PUSHED and state is not None:
+        source = PushedSource(pushed_folder(state, feed.name))
     else:
         growing = feed.live and _is_path(feed.source)
         source = open_source(
@@ -412,9 +451,37 @@ def _views_by_query(
     return by_query
 
 
+def _united(
+    query: AnyQuery, given: Any, how: Feed, folder: Path | None, *, absolute: bool = False
+) -> Source:
+    """The sources of a UNION ALL as one; `given` has one for each of its tables, by their names."""
+    if isinstance(given, UnitedFeeds):
+        given = {feed.name: feed for feed in given}
+    missing = [
+        name for name in query.sources if not isinstance(given, Mapping) or name not in given
+    ]
+    if missing:
+        raise InvalidParameter(
+            f"the query {query.name!r} reads {' and '.join(query.sources)}, and no source is given "
+            f"for {missing[0]!r}; name each: source={{{query.sources[0]!r}: ...}}, --source "
+            f"{missing[0]}=PATH, [source.{missing[0]}] in a pipeline"
+        )
+    feeds = {
+        name: given[name]
+        if isinstance(given[name], Feed)
+        else replace(how, source=given[name], name=name)
+        for name in query.sources
+    }
+    if absolute:
+        feeds = {n: replace(f, source=_absolute_paths(f.source)) for n, f in feeds.items()}
+    return union_source({name: _open_feed(feed, folder) for name, feed in feeds.items()})
+
+
 def _open_feed(feed: Feed, folder: Path | None) -> Source:
     """The source; one that cannot be read twice is kept in the state directory."""
     source: Any = feed.source
+    if isinstance(source, UnitedFeeds):
+        return union_source({each.name: _open_feed(each, folder) for each in source})
     if isinstance(source, str) and source == PUSHED:
         if folder is None:
             raise InvalidParameter(f"the source {PUSHED!r} needs a state directory")

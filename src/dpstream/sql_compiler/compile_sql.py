@@ -25,10 +25,12 @@ from dpstream.query.row_spec import RowSpec
 from dpstream.query.series_query import SeriesQuery
 from dpstream.sql_compiler import from_clause, select, validate
 from dpstream.sql_compiler.expressions import suggestion
+from dpstream.sql_compiler.key_sets import resolve_key_sets
 from dpstream.sql_compiler.parameters import Params, bind
 from dpstream.sql_compiler.privacy_clause import OPTIONS, node_of, parameter_of, read_parameters
 from dpstream.sql_compiler.query_builder import QueryBuilder
 from dpstream.sql_compiler.statement import Draft, call_name, parse
+from dpstream.sql_compiler.union_rows import prepared_rows
 from dpstream.sql_compiler.user_functions import Functions, user_functions
 
 _PRIVACY_UNITS = ("user", "event", "w_event")
@@ -266,11 +268,12 @@ def compile_sql(
 def _query(draft: Draft) -> Query | SeriesQuery:
     """Build the query of a draft that passed all rules."""
     builder = QueryBuilder(draft)
+    resolve_key_sets(draft, builder)
     aggregates = list(builder.aggregates.values())
     parts: dict[str, Any] = {
         "name": draft.name,
         "keys": tuple(draft.keys),
-        "prepare": builder.prepare(),
+        "prepare": prepared_rows(draft, builder),
         "finish": builder.finish(),
     }
     try:

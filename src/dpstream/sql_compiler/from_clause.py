@@ -12,6 +12,7 @@ from sqlglot import exp
 
 from dpstream.errors import InvalidParameter
 from dpstream.query.windows import Cumulate, Hop, Tumble
+from dpstream.sql_compiler.join_clause import add_join, joined_column
 from dpstream.sql_compiler.privacy_clause import WrongKind, interval
 from dpstream.sql_compiler.statement import (
     AGGREGATES,
@@ -53,6 +54,8 @@ def _from_and_where(draft: Draft, select: exp.Expr, tables: dict[str, Relation])
     for join in select.args.get("joins") or ():
         if is_unnest(join):
             add_unnest(draft, relation, join, substitute)
+            continue
+        add_join(draft, relation, join, _relation(draft, join.this, tables), substitute)
     where = select.args.get("where")
     if where is not None:
         relation.where.append(substitute(draft, where.this, relation))
@@ -83,6 +86,7 @@ def _relation(draft: Draft, node: exp.Expr, tables: dict[str, Relation]) -> Rela
             columns=dict(table.columns),
             where=list(table.where),
             unnests=list(table.unnests),
+            joins=list(table.joins),
             names={node.name},
         )
     elif isinstance(node, exp.Subquery) and not present_args(node) - {"this", "alias"}:
@@ -106,6 +110,8 @@ def _relation(draft: Draft, node: exp.Expr, tables: dict[str, Relation]) -> Rela
 
 def _subquery(draft: Draft, select: exp.Expr, tables: dict[str, Relation]) -> Relation:
     """A SELECT that projects and filters, as a relation."""
+    if isinstance(select, exp.Union) and not select.args.get("distinct"):
+        return _union(draft, select, tables)
     if not isinstance(select, exp.Select):
         raise draft.refusal(
             select, f"{type(select).__name__.upper()} is refused: {_MIXES}", "read one table"
@@ -164,6 +170,59 @@ def _without(columns: dict[str, exp.Expr], names: set[str]) -> dict[str, exp.Exp
     return {name: node for name, node in columns.items() if name not in names}
 
 
+def _union(draft: Draft, node: exp.Expr, tables: dict[str, Relation]) -> Relation:
+    """Rows of several tables with equal columns, as one relation."""
+    for name, part in other_clauses(node, {"this", "expression"}):
+        if name not in ("DISTINCT", "SIDE", "KIND"):
+            raise draft.refusal(part, f"{name} is refused: {_MIXES}", "keep columns and WHERE")
+    branches: list[Relation] = []
+    for part in (node.this, node.expression):
+        inner = part.unnest()
+        relation = _subquery(draft, inner, tables)
+        if relation.joins or relation.unnests:
+            reason = "a branch of UNION ALL joins tables or lists"
+            raise draft.refusal(part, reason, "join outside of it")
+        if relation.without:
+            raise draft.refusal(part, "EXCEPT is not known in UNION ALL", "name the columns")
+        branches += relation.union or [relation]
+    first = branches[0]
+    for branch in branches:
+        plain = branch.open and not branch.columns
+        if list(branch.columns) != list(first.columns) or (branch.open and not plain):
+            raise draft.refusal(
+                node,
+                "the branches of UNION ALL must have the same columns, in one order; got "
+                f"{_columns_in_words(first)}, and {_columns_in_words(branch)}",
+                "name the same columns in each, with AS, or select * in each",
+            )
+        for parameter in ("privacy_unit_column", "time_column", "arrival_column"):
+            column = branch.columns.get(str(draft.parameters.get(parameter)))
+            if column is not None and not isinstance(column, exp.Column):
+                raise draft.refusal(
+                    column,
+                    f"{draft.parameters[parameter]} must be a column of each source; it is "
+                    f"{canonical(column)}",
+                    "name the column itself",
+                )
+    names = dict.fromkeys(branch.table for branch in branches)
+    columns: dict[str, exp.Expr] = {
+        name: exp.Column(this=exp.to_identifier(name, quoted=True)) for name in first.columns
+    }
+    return Relation(table="+".join(names), columns=columns, open=first.open, union=branches)
+
+
+def _columns_in_words(relation: Relation) -> str:
+    return ", ".join([*(["*"] if relation.open else []), *relation.columns])
+
+
+def select_of_table(draft: Draft, select: exp.Expr) -> Relation:
+    """A SELECT over one table that is read whole, as a relation."""
+    relation = _subquery(draft, select, {})
+    if relation.joins or relation.unnests:
+        raise draft.refusal(select, "it joins tables or lists", "select from one table")
+    return relation
+
+
 def substitute(draft: Draft, node: exp.Expr, relation: Relation) -> exp.Expr:
     """Write an expression in terms of the source's columns."""
 
@@ -178,10 +237,14 @@ def substitute(draft: Draft, node: exp.Expr, relation: Relation) -> exp.Expr:
             raise draft.refusal(
                 part, f"there is no table {qualifier.name} here, only {names}", "leave it out"
             )
+        joined = joined_column(draft, part, relation) if relation.joins else None
+        if joined is not None:
+            return joined
         if part.name in relation.columns:
             expression = relation.columns[part.name].copy()
             return expression if isinstance(expression, _ATOMS) else exp.Paren(this=expression)
-        if relation.open and part.name not in relation.without:
+        beside = any(join.alias in relation.names for join in relation.joins)
+        if (relation.open and part.name not in relation.without) or beside:
             return exp.Column(this=part.this.copy())
         raise draft.refusal(
             part,

@@ -17,7 +17,7 @@ from sqlglot import exp
 from dpstream.errors import InvalidParameter
 from dpstream.query.windows import duration
 from dpstream.sql_compiler.expressions import literal_value, suggestion
-from dpstream.sql_compiler.statement import Draft, canonical
+from dpstream.sql_compiler.statement import Draft, KeysOf, canonical
 
 
 class WrongKind(ValueError):
@@ -92,6 +92,20 @@ def instant(node: exp.Expr) -> str:
     if isinstance(inner, exp.Literal) and inner.is_string:
         return str(inner.this)
     raise WrongKind("TIMESTAMP '2024-05-01 00:00'")
+
+
+@dataclass(frozen=True)
+class KeyNode:
+    """Keys that are not written out: what the SQL says of them."""
+
+    node: exp.Expr
+
+
+def keys(node: exp.Expr) -> Any:
+    """A list of keys, or a table, a SELECT, a range or a product that makes one."""
+    if isinstance(node, KeysOf | exp.Subquery | exp.Anonymous):
+        return KeyNode(node)
+    return groups(node)
 
 
 def groups(node: exp.Expr) -> Any:
@@ -213,7 +227,7 @@ OPTIONS = {
     "max_rows_contributed": Option(integer),
     "column_types": Option(types, named),
     "max_key_bytes": Option(integer),
-    "public_groups": Option(groups),
+    "public_groups": Option(keys),
     "strategy": Option(text, choice_of("latched", "sqlp")),
     "weights": Option(weights, named),
     "confidence": Option(lambda node: float(number(node))),

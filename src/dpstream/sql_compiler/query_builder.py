@@ -55,6 +55,8 @@ class Expression:
     text: str
     columns: tuple[str, ...]
     compute: Compute = field(compare=False)
+    plain: bool = False
+    """Is it a column itself?"""
     functions: tuple[str, ...] = ()
     """Functions in Python that it calls, and where they are."""
 
@@ -362,9 +364,9 @@ class QueryBuilder:
 
     def __init__(self, draft: Draft) -> None:
         self._draft, parameters = draft, draft.parameters
-        self._zone = str(parameters.get("time_zone", "UTC"))
+        self.zone = str(parameters.get("time_zone", "UTC"))
         self._compiler = Compiler(
-            statement=draft.statement, zone=self._zone, functions=draft.functions
+            statement=draft.statement, zone=self.zone, functions=draft.functions
         )
         passed = ("privacy_unit_column", "time_column", "arrival_column")
         self._passed: list[str] = [parameters[name] for name in passed if name in parameters]
@@ -375,7 +377,7 @@ class QueryBuilder:
             name: self._aggregate(name, call) for name, call in draft.aggregates.items()
         }
 
-    def _expression(self, node: exp.Expr, *, published: bool = False) -> Expression:
+    def expression(self, node: exp.Expr, *, published: bool = False) -> Expression:
         """A compiled expression of the source's columns."""
         columns = columns_read(node)
         compiler = replace(self._compiler, published=True) if published else self._compiler
@@ -384,6 +386,7 @@ class QueryBuilder:
             text=canonical(node),
             columns=tuple(columns),
             compute=compute,
+            plain=isinstance(node.unnest(), exp.Column),
             functions=self._functions(node),
         )
 
@@ -400,14 +403,14 @@ class QueryBuilder:
                 node, f"the key {name} has the name of another column that is used", "rename it"
             )
         else:
-            self._computed[name] = self._expression(node)
+            self._computed[name] = self.expression(node)
 
     def _value(self, node: exp.Expr) -> str:
         """The name of a column that holds an expression's values."""
         if isinstance(node, exp.Column) and node.name not in self._computed:
             self._passed.append(node.name)
             return node.name
-        expression = self._expression(node)
+        expression = self.expression(node)
         name = expression.text
         while name in self._passed or self._computed.get(name, expression) != expression:
             name += "'"
@@ -448,16 +451,20 @@ class QueryBuilder:
         except (ValueError, TypeError):
             raise self._draft.refusal(node, "a bound is a number", "write (0, 600)") from None
 
-    def prepare(self) -> RowPreparation | None:
-        """Filters and computed columns; None if rows are used as they are."""
-        filters = self._draft.relation.where
-        if not self._computed and not filters and not self._draft.relation.unnests:
+    def condition(self, filters: Sequence[exp.Expr]) -> Expression | None:
+        """All filters in one; None if there is none."""
+        if not filters:
             return None
-        where = None
-        if filters:
-            wrapped = filters if len(filters) == 1 else [exp.Paren(this=node) for node in filters]
-            both = reduce(lambda left, right: exp.And(this=left, expression=right), wrapped)
-            where = self._expression(both)
+        wrapped = filters if len(filters) == 1 else [exp.Paren(this=node) for node in filters]
+        return self.expression(
+            reduce(lambda left, right: exp.And(this=left, expression=right), wrapped)
+        )
+
+    def prepare(self, *, always: bool = False) -> RowPreparation | None:
+        """Filters and computed columns; None if rows are used as they are, unless `always`."""
+        where = self.condition(self._draft.relation.where)
+        if not self._computed and where is None and not always and not self._draft.relation.unnests:
+            return None
         used = [*self._passed, *(name for each in self._computed.values() for name in each.columns)]
         unnests = tuple(self._unnest(*each) for each in self._draft.relation.unnests)
         used += [name for each in unnests for name in each.lists.columns]
@@ -468,7 +475,7 @@ class QueryBuilder:
             passed=tuple(dict.fromkeys(self._passed)),
             computed=tuple(self._computed.items()),
             where=where,
-            zone=self._zone,
+            zone=self.zone,
             unnests=unnests,
         )
 
@@ -495,7 +502,7 @@ class QueryBuilder:
         limit, offset = clauses.get("limit"), clauses.get("offset")
         columns = tuple(
             ComputedColumn(
-                name=name, value=self._expression(node), error_bar=self._error_bar(node.unnest())
+                name=name, value=self.expression(node), error_bar=self._error_bar(node.unnest())
             )
             for name, node in self._draft.computed.items()
         )
@@ -519,7 +526,7 @@ class QueryBuilder:
             limit=None if limit is None else int(limit.expression.name),
             offset=0 if offset is None else int(offset.expression.name),
             shown=shown,
-            zone=self._zone,
+            zone=self.zone,
         )
 
     def _ranked(self, name: str, node: exp.Expr) -> ComputedColumn:
@@ -543,10 +550,10 @@ class QueryBuilder:
         )
         return ComputedColumn(
             name=name,
-            value=self._expression(value, published=True),
+            value=self.expression(value, published=True),
             error_bar=None
             if bar is None
-            else WrittenErrorBar(value=self._expression(bar, published=True)),
+            else WrittenErrorBar(value=self.expression(bar, published=True)),
         )
 
     def _error_bar(self, node: exp.Expr) -> ErrorBar | None:
@@ -566,7 +573,7 @@ class QueryBuilder:
         return ErrorBar(
             terms=_terms(above),
             denominator_terms=_terms(below),
-            denominator=self._expression(node.expression),
+            denominator=self.expression(node.expression),
         )
 
     def _independent(self, names: Iterable[str]) -> bool:
@@ -604,7 +611,7 @@ class QueryBuilder:
 
     def _published(self, node: exp.Expr, *, ranked: bool = False) -> Expression:
         """An expression of what is published, compiled."""
-        return self._expression(self._published_node(node, ranked=ranked), published=True)
+        return self.expression(self._published_node(node, ranked=ranked), published=True)
 
     def _published_node(self, node: exp.Expr, *, ranked: bool = False) -> exp.Expr:
         """An expression of what is published: names of keys, aggregates and windows."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from sqlglot import exp
 
 from dpstream.sql_compiler.from_clause import substitute
+from dpstream.sql_compiler.join_clause import unit_columns
 from dpstream.sql_compiler.statement import (
     AGGREGATES,
     BOUNDED_AGGREGATES,
@@ -120,9 +121,10 @@ def refuse_unit_as_key(draft: Draft) -> None:
                 f"{unit} is the privacy unit: it is never published",
                 "leave it out; COUNT(DISTINCT unit) counts units",
             )
+    units = unit_columns(draft)
     for name, expression in draft.keys.items():
         for column in expression.find_all(exp.Column):
-            if column.name == unit:
+            if column.name in units:
                 raise draft.refusal(
                     expression,
                     f"the key {name} is made of the privacy unit {unit}: groups would show units",

@@ -87,6 +87,12 @@ class Over(exp.Expression):
     }
 
 
+class KeysOf(exp.Expression):
+    """TABLE name, as a list of keys."""
+
+    arg_types: ClassVar[dict[str, bool]] = {"this": True}
+
+
 class Emit(exp.Expression):
     """EMIT EVERY interval; EMIT ON WINDOW CLOSE (without `every`); `other`: anything else."""
 
@@ -177,6 +183,12 @@ class PrivateSql(Dialect):
                     self._match_r_paren()
             return self.expression(PrivacyClause(expressions=options), place)
 
+        def _parse_unary(self) -> Any:
+            """TABLE name is a list of keys, and nothing else."""
+            if self._match(TokenType.TABLE):
+                return self.expression(KeysOf(this=self._parse_id_var()))
+            return super()._parse_unary()
+
         def _parse_window_table(self) -> Any:
             kind = self._tokens[self._index - 2].text.upper()
             self._match_text_seq("DATA", "=>")
@@ -210,6 +222,7 @@ class PrivateSql(Dialect):
             **generator.Generator.TRANSFORMS,
             PrivacyClause: lambda self, node: "WITH DIFFERENTIAL_PRIVACY",
             WindowTable: lambda self, node: f"{node.args['kind']}({self.sql(node, 'this')}, ...)",
+            KeysOf: lambda self, node: f"TABLE {self.sql(node, 'this')}",
             Emit: lambda self, node: "EMIT",
             Item: _item_text,
             Over: _over_text,
@@ -428,6 +441,10 @@ class Relation:
     """What columns may be qualified with."""
     unnests: list[tuple[Item, Item | None, bool]] = field(default_factory=list)
     """Lists whose items are rows: the item, its place if wanted, are rows without items kept?"""
+    joins: list[Any] = field(default_factory=list)
+    """Tables that it is joined to, in order (`JoinClause`)."""
+    union: list[Relation] = field(default_factory=list)
+    """The branches of a UNION ALL that its rows come from; none: they come from `table`."""
 
 
 @dataclass(kw_only=True)

@@ -21,7 +21,6 @@ from dpstream.sql_compiler.statement import (
     other_clauses,
     present_args,
 )
-from dpstream.sql_compiler.unnest import is_unnest
 
 _ALLOWED_CLAUSES = {
     *("hint", "expressions", "with_", "from_", "joins", "where", "group", "having"),
@@ -91,11 +90,11 @@ def refuse_unknown_clauses(draft: Draft) -> None:
 
 
 def refuse_joins(draft: Draft) -> None:
-    """No joins anywhere, tables separated by commas included."""
-    for node in draft.select.find_all(exp.Join, exp.Lateral, exp.Unnest):
-        if is_unnest(node) or isinstance(node.parent, exp.Join | exp.In):
-            continue  # a row meets its own list
-        lateral = isinstance(node, exp.Lateral) or isinstance(node.this, exp.Lateral)
+    """No lateral joins; those to tables are read with FROM, and a row meets its own list."""
+    for node in draft.select.find_all(exp.Lateral, exp.Unnest):
+        if isinstance(node, exp.Unnest) and isinstance(node.parent, exp.Join | exp.In):
+            continue
+        lateral = isinstance(node, exp.Lateral)
         raise draft.refusal(node, *_REFUSED_CLAUSES["LATERALS" if lateral else "JOINS"])
 
 
@@ -131,7 +130,9 @@ def refuse_subqueries_in_expressions(draft: Draft) -> None:
         home = node.parent
         if isinstance(home, exp.Subquery):
             home = home.parent
-        if not isinstance(home, exp.From | WindowTable | exp.SetOperation):
+        if isinstance(home, exp.EQ) and isinstance(home.parent, PrivacyClause):
+            continue  # a list of keys
+        if not isinstance(home, exp.From | exp.Join | WindowTable | exp.SetOperation):
             raise draft.refusal(
                 node,
                 "a subquery in an expression mixes the rows of several units",

@@ -292,10 +292,7 @@ def find_table(connection: Any, table: str, key: str, where: str) -> PostgresTab
     if standby:
         raise InvalidInput(f"{where} is a standby, which does not see who writes; read the primary")
     quoted = f"{identifier(schema)}.{identifier(name)}"
-    columns = {
-        column: Column(name=column, postgres_type=sort, arrow_type=_arrow_type(sort, modifier))
-        for column, sort, modifier in connection.execute(_COLUMNS, (oid,)).fetchall()
-    }
+    columns = _columns_of(connection, oid)
     if key not in columns:
         raise InvalidInput(
             f"{place} has no column {key!r} for a key; its columns are {', '.join(columns)}"
@@ -318,6 +315,36 @@ def find_table(connection: Any, table: str, key: str, where: str) -> PostgresTab
         sequence=sequence,
         place=place,
     )
+
+
+def fetch_whole(connection: Any, table: str, where: str) -> FetchedRows:
+    """All rows of a table or a view, as one statement sees them; each is named by its number."""
+    about = connection.execute(_ABOUT, (table,)).fetchone()
+    if about is None:
+        raise InvalidInput(f"there is no table {table!r} at {where}; create it first")
+    oid, schema, name, *_ = about
+    columns = _columns_of(connection, oid)
+    number = Column(name="row", postgres_type="int8", arrow_type=pa.int64())
+    content = copy_out(
+        connection,
+        f"COPY (SELECT row_number() OVER (), {', '.join(c.expression for c in columns.values())} "
+        f"FROM {identifier(schema)}.{identifier(name)}) TO STDOUT (FORMAT csv, ENCODING 'UTF8')",
+    )
+    if not content:
+        empty = pa.table({n: pa.array([], c.arrow_type) for n, c in columns.items()})
+        return FetchedRows(table=empty, rejected=[], rows=0, last=None)
+    place = f"the table {table} of {where}"
+    fetched = _decode(content, [number, *columns.values()], place=place)
+    kept = pa.table(fetched.table.columns[1:], names=list(columns))  # one may be named "row", too
+    return replace(fetched, table=kept)
+
+
+def _columns_of(connection: Any, oid: int) -> dict[str, Column]:
+    """The columns of a table."""
+    return {
+        column: Column(name=column, postgres_type=sort, arrow_type=_arrow_type(sort, modifier))
+        for column, sort, modifier in connection.execute(_COLUMNS, (oid,)).fetchall()
+    }
 
 
 def _arrow_type(postgres_type: str, modifier: int) -> pa.DataType:

@@ -611,7 +611,7 @@ class FileInput:
         """The chunks of a file whose statistics tell the times of each; None if they do not."""
         query, source = self._chunks.reader.query, self._chunks.source
         declared, column = source.columns(partition), query.time_column
-        plain = query.prepare is None and query.arrival_column is None and query.time_unit is None
+        plain = query.times_are_plain and query.arrival_column is None and query.time_unit is None
         if column is None or column in query.declared or declared is None or not plain:
             return None
         if query.time_zone != "UTC" and getattr(declared.get(column), "tz", None) is None:
@@ -632,7 +632,7 @@ class FileInput:
     def _scan(self, partition: str, position: Position) -> tuple[FileChunk, bool]:
         """The steps of a chunk, none if no row is of use; and whether it is the last."""
         query = self._chunks.reader.query
-        if query.prepare is not None:  # the time may be made of anything
+        if not query.times_are_plain:  # the time may be made of anything
             wanted = query.source_columns
         elif query.time_column is None:
             wanted = [query.privacy_unit_column]
