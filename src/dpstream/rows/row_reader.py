@@ -44,7 +44,6 @@ from dpstream.rows.row_batch import (
     Rows,
     among,
     id_order,
-    id_pairs,
     in_order,
     stepwise,
 )
