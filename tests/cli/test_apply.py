@@ -3,7 +3,6 @@
 import json
 import signal
 import subprocess
-import sys
 from contextlib import closing
 
 import pyarrow as pa
@@ -16,6 +15,7 @@ from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.session import changes
 from dpstream.session.start_pipeline import is_to_change, load_current, open_book, start
 from tests.support.live_runs import ScriptedClock, drop
+from tests.support.processes import Command
 
 HOUR = 3_600_000_000
 DAY = 24 * HOUR
@@ -281,9 +281,8 @@ def process(folder):
     (folder / "in").mkdir()
     (folder / "in" / "a.csv").write_text("user,page,at\n")
     write(folder, one=often(1))
-    command = [sys.executable, "-c", "from dpstream.cli import main; main()"]
-    with subprocess.Popen(
-        [*command, "run", "pipeline.toml", "--json"],
+    with Command(
+        *("run", "pipeline.toml", "--json"),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -18,6 +18,7 @@ from dpstream.cli.init_command import EXAMPLE
 from dpstream.cli.run_command import _stop_after_trigger
 from dpstream.connectors.files.source import Files
 from dpstream.privacy.ledger.ledger import Ledger
+from tests.support.processes import Command, run_python
 
 PAGES = """SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 2, delta = 1e-9,
     privacy_unit_column = user, max_groups_contributed = 4, time_column = at, time_unit = 's',
@@ -42,14 +43,9 @@ with Stopper().stop_on_signals():
 """
 
 
-def child(*args, script="from dpstream.cli import main; main()"):
+def child(*words):
     """A command in a process of its own, for signals."""
-    return subprocess.Popen(
-        [sys.executable, "-c", script, *args],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    return Command(*words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def the_rest(process):
@@ -220,11 +216,10 @@ def test_an_interrupt_stops_in_order_and_the_next_run_goes_on(run, folder, examp
 
 def test_a_second_signal_leaves_at_once():
     """The first one asks for a stop, whichever it is; the second does not wait for it."""
-    process = child(script=TWO_SIGNALS)
-    out, err = process.communicate(timeout=60)
+    done = run_python(TWO_SIGNALS)
 
-    assert (process.returncode, out) == (130, "goes on\n")
-    assert err == "note: stopping at the next occasion; once more to leave at once\n"
+    assert (done.returncode, done.stdout) == (130, "goes on\n")
+    assert done.stderr == "note: stopping at the next occasion; once more to leave at once\n"
 
 
 def test_a_live_pipeline_runs_until_it_is_told_to_stop(run, folder):

@@ -15,7 +15,7 @@ from typer import Argument, Option
 
 from dpstream.cli.command_options import Payer, SharedLedger
 from dpstream.cli.output import PROBLEMS, AsJson, note, print_json
-from dpstream.cli.sql_command import Settings, compile_text, source_paths
+from dpstream.cli.sql_command import Functions, Params, Settings, compile_text, source_paths
 from dpstream.engines.clock import SystemClock
 from dpstream.errors import InvalidInput, InvalidParameter
 from dpstream.explanation import explain
@@ -61,6 +61,8 @@ def check(
     ] = None,
     rows: Annotated[int, Option(min=1, help="The most rows to look at for each query.")] = 100_000,
     settings: Settings = None,
+    params: Params = None,
+    functions: Functions = None,
     live: Annotated[
         bool, Option("--live", help="With SQL: a directory that grows, by the clock.")
     ] = False,
@@ -73,11 +75,13 @@ def check(
     Example: dpstream check pipeline.toml && dpstream run pipeline.toml
     """
     if text.endswith(".toml"):
-        if settings or sources:
-            raise InvalidParameter(f"--set and --source go with SQL; change {text} instead")
+        if settings or sources or params or functions:
+            raise InvalidParameter(
+                f"--set, --param, --function and --source go with SQL; change {text} instead"
+            )
         subjects = _of_pipeline(Path(text), name)
     else:
-        compiled = compile_text(text, None, settings or [])
+        compiled = compile_text(text, None, settings or [], params, functions)
         paths = source_paths(compiled, sources or [])
         if name is not None or not paths:
             raise InvalidParameter(

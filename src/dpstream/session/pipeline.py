@@ -65,7 +65,15 @@ _KEYS: dict[str, dict[str, tuple[type, ...]]] = {
     "sink": {"to": _TEXTS},
     "engine": {"name": _TEXT, "master": _TEXT, "buckets": (int,), "state_location": _TEXT},
     "retention": dict.fromkeys(("backups", "releases", "served", "inputs", "dead_letters"), _TEXT),
-    "query": {"name": _TEXT, "sql": _TEXT, "file": _TEXT, "anyway": (bool,), "analyst": _TEXT},
+    "functions": {},
+    "query": {
+        "name": _TEXT,
+        "sql": _TEXT,
+        "file": _TEXT,
+        "params": (dict,),
+        "anyway": (bool,),
+        "analyst": _TEXT,
+    },
 }
 _REQUIRED = {
     "source": ("path",),
@@ -74,9 +82,10 @@ _REQUIRED = {
     "sink": ("to",),
     "engine": ("name",),
     "retention": (),
+    "functions": (),
     "query": ("name",),
 }
-_OPTIONAL = ("sink", "engine", "retention")
+_OPTIONAL = ("sink", "engine", "retention", "functions")
 _INNER = ("options", "column_types")  # tables within a source's
 _SEVERAL = ("source", "budget")  # one table, or one for each source: [source.clicks]
 _IN_WORDS = {
@@ -131,6 +140,8 @@ class Pipeline:
     """Each query's [[query]], by its name, with its SQL in place of a file's name."""
     changes: Changes = field(default_factory=Changes)
     """What `dpstream apply` has settled."""
+    functions: Mapping[str, str] = field(default_factory=dict)
+    """Functions in Python that its queries may call, by name."""
     written: str = ""
     """The file's own text."""
     who: str = ""
@@ -188,7 +199,8 @@ def load_pipeline(
     folder = Path(_resolve(base, state["path"]))
     changes = Changes.read(folder) if changes is None else changes
     tables["query"] = changes.tables(tables["query"])
-    compiled = _compile(path, tables["query"])
+    functions = tables.get("functions", {})
+    compiled = _compile(path, tables["query"], functions)
     of_query = {one.query.name: _source_of(path, one, compiled, tables) for one in compiled}
     compiled = [
         _declare_types(path, of_query[one.query.name], one, compiled, tables["source"])
@@ -228,6 +240,7 @@ def load_pipeline(
         },
         changes=changes,
         written=text,
+        functions=functions,
         backups=backups,
         retention=kept,
     )
@@ -246,7 +259,9 @@ def _engine(path: Path, table: Mapping[str, Any], feeds: Mapping[str, Feed]) -> 
     return table
 
 
-def _compile(path: Path, tables: Sequence[Mapping[str, Any]]) -> list[Compiled]:
+def _compile(
+    path: Path, tables: Sequence[Mapping[str, Any]], functions: Mapping[str, str]
+) -> list[Compiled]:
     queries: dict[str, Compiled] = {}
     for table in tables:
         name = table["name"]
@@ -257,7 +272,9 @@ def _compile(path: Path, tables: Sequence[Mapping[str, Any]]) -> list[Compiled]:
             raise InvalidInput(f"{where} needs sql or file, and not both")
         text = table["sql"] if "sql" in table else _text(where, path.parent / table["file"])
         try:
-            queries[name] = compile_sql(text, name)
+            queries[name] = compile_sql(
+                text, name, params=table.get("params"), functions=functions, folder=path.parent
+            )
         except InvalidParameter as problem:
             raise InvalidParameter(f"{where}: {problem}") from None
     return list(queries.values())
@@ -570,13 +587,16 @@ def _named(path: Path, name: str, table: Table) -> dict[str, Table]:
 
 def _check(where: str, name: str, table: Mapping[str, Any]) -> None:
     known = _KEYS[name]
+    if name == "functions":  # names are free
+        known = dict.fromkeys(table, _TEXT)
     for key, value in table.items():
         if key not in known:
             raise InvalidInput(f"{where} has an unknown key {key!r}; {_nearest(key, known)}")
         fits = isinstance(value, known[key]) and (bool in known[key] or not isinstance(value, bool))
         if isinstance(value, dict):
             for inner, given in value.items():
-                if not isinstance(given, str | int | float):
+                several = key == "params" and isinstance(given, list)
+                if not isinstance(given, str | int | float) and not several:
                     raise InvalidInput(
                         f"{where}: {key}.{inner} must be text, a number, true or false; got "
                         f"{given!r:.80}"

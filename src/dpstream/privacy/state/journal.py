@@ -227,11 +227,13 @@ class Journal:
             batch.insert(0, {"dpstream": self.kind, "format": FORMAT})
             if self._head is not None and self._head.read() is None:
                 self._head.begin()  # before the file: one that holds anything always has a head
-        if self._has_grown():
+        tail = self._read(self._end())
+        if tail and (b"\n" in tail or _is_record(self._tag, tail)):
             raise self._error(f"{self.path} grew since it was read; read it before appending")
         data, tag = to_lines(self._tag, batch)
         place, written = self._offset - self._shift, 0
-        os.ftruncate(self._fd, place)  # cut a torn tail
+        if tail:
+            os.ftruncate(self._fd, place)  # it is torn
         while written < len(data):
             written += os.pwrite(self._fd, data[written:], place + written)
         os.fsync(self._fd)
@@ -502,11 +504,6 @@ class Journal:
                 "one of the two was exchanged, and records may be lost; restore both, or take the "
                 f"{self.kind} as it is: {remedy}"
             )
-
-    def _has_grown(self) -> bool:
-        """Is there more than a torn tail after what was read?"""
-        tail = self._read(self._end())
-        return b"\n" in tail or _is_record(self._tag, tail)
 
     def _damaged(self, offset: int) -> DpstreamError:
         if not offset:
