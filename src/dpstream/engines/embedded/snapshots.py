@@ -233,21 +233,24 @@ def _ids_of_unit(flow: Flow, unit: Any) -> Iterator[Words]:
 
 def _erase(flow: Flow, unit_id: Words) -> int:
     """Empty the places of one unit, and mark it as full."""
-    bounds, most, emptied = flow.query.bounds, flow.query.debias_rows or 0, 0
+    bounds, most, emptied = flow.query.bounds, flow.query.most_dropped, 0
     for bucket in flow.state.units:
         for units in bucket.periods.values():
             rows = _rows_of(units, unit_id)
             if bounds.rows == 1:  # no table says which group it is in
                 emptied += int(np.count_nonzero(units.numbers[rows, 0] == 1))
             units.numbers[rows] = (bounds.rows + 1, bounds.groups + 1)
-        for offered in bucket.offered.values():
-            offered.numbers[_rows_of(offered, unit_id)] = most
+        for dropped in bucket.dropped.values():
+            dropped.numbers[_rows_of(dropped, unit_id)] = most + 1  # beyond, and counted as that
     for window, buckets in flow.state.windows.items():
         groups = np.concatenate([b.table.ids[: b.table.used] for b in buckets])
         places = unit_id ^ groups[:, ::-1]  # as bounding names a unit in a group
         tables = [b.windows[window] for b in flow.state.units if window in b.windows]
         pairs = sum(_empty(table, places) for table in tables)
         emptied += pairs if bounds.rows > 1 else 0
+        for bucket in flow.state.units:
+            if window in bucket.counted_pairs:
+                _empty(bucket.counted_pairs[window], places)
         for group in buckets:
             if group.members is not None:
                 _empty(group.members, places)

@@ -239,7 +239,10 @@ def most_kept(query: RowSpec) -> int:
     """How many rows of a unit in a group can matter in one step."""
     if not isinstance(query, Query):
         return 1
-    return max(query.bounds.rows_per_group, query.debias_rows or 0)
+    each = query.bounds.rows_per_group
+    if not query.totals or query.counts_units:
+        return each
+    return each + query.most_dropped + 1  # all that count, and one that is beyond them
 
 
 class LiveInput:

@@ -252,6 +252,17 @@ class Journal:
         finally:
             self._offset, self._tag = kept
 
+    def read_lines(self) -> list[tuple[int, str]]:
+        """Every line as it stands, with the offset at which it begins."""
+        kept = self._offset, self._tag
+        self.rewind()
+        try:
+            *_, ends, _ = self._parse(self._end())
+            lines = self._read(ends[-1][0]).decode().splitlines()
+            return [(0, lines[0]), *zip((end for end, _ in ends[1:]), lines[1:], strict=False)]
+        finally:
+            self._offset, self._tag = kept
+
     def accept(self, record: Callable[[JournalEnd | None], Record]) -> None:
         """Take the file as it is, whatever its head says; `record` notes that, with the old head.
 
@@ -379,9 +390,14 @@ class Journal:
         """Which file this is on this machine: a copy has another identity."""
         return file_identity(self._fd)
 
+    @property
+    def identities(self) -> list[str]:
+        """That of this file, and of those that compactions have put it in the place of."""
+        return [*self._was, self.identity()]
+
     def replaces(self, identity: str) -> bool:
         """Is this the file with that identity, or what compactions have put in its place?"""
-        return identity == self.identity() or identity in self._was
+        return identity in self.identities
 
     def close(self) -> None:
         """Release the file and its lock."""
