@@ -266,9 +266,11 @@ class NoisePlan:
 def plan_query(query: Query, counters: str | None = None) -> NoisePlan:
     """The plan of a query; grids that nobody chose are made coarser where floats ask for it.
 
+    If that is not enough, what the bounds drop is not measured, unless the query says how.
+
     `counters`: the canonical text of the matrices that a run has begun with.
     """
-    kept = () if counters is None else matrices_of(counters)
+    kept, given = () if counters is None else matrices_of(counters), query
     while True:
         plan = NoisePlan(query, kept=kept)
         try:
@@ -276,25 +278,12 @@ def plan_query(query: Query, counters: str | None = None) -> NoisePlan:
         except InvalidParameter as problem:
             coarser = _coarser(query)
             if coarser is None:
-                _blame_totals(query)
-                raise InvalidParameter(f"the query {query.name!r}: {problem}") from None
+                if not query.totals or query.debias or query.max_dropped_rows is not None:
+                    raise InvalidParameter(f"the query {query.name!r}: {problem}") from None
+                coarser = replace(given, report_bias=False)  # floats leave no room for totals
             query = coarser
         else:
             return plan
-
-
-def _blame_totals(query: Query) -> None:
-    """Refuse a query that could be planned if nobody measured what the bounds drop; say that."""
-    if not query.totals or query.debias is not None:
-        return
-    try:
-        _ = NoisePlan(replace(query, report_bias=False, max_dropped_rows=None)).calibrated
-    except InvalidParameter:
-        return
-    raise InvalidParameter(
-        "to measure what the bounds drop takes noise that floats cannot be shown to keep; set "
-        "report_bias = false, or use fewer releases or lower bounds"
-    ) from None
 
 
 def matrices_of(text: str) -> tuple[tuple[int, tuple[float, ...]], ...]:
