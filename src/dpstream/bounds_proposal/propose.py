@@ -331,6 +331,7 @@ def _reading(query: Query, columns: Sequence[str]) -> Query:
         column_types=types,
         max_key_bytes=query.max_key_bytes,
         prepare=query.prepare,
+        report_bias=False,
         max_groups_contributed=1,
     )
 
@@ -480,7 +481,6 @@ def _with_bounds(query: Query, groups: int, rows: int, clamps: Mapping[str, Clam
         max_groups_contributed=groups,
         max_rows_per_group=rows,
         max_rows_contributed=None,
-        debias_rows=None,
         pre_threshold=None,
     )
 

@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from dpstream.privacy.state import Secret
@@ -106,6 +107,13 @@ def id_pairs(ids: Words) -> Any:
     """Ids as single items, for set operations."""
     pair = np.dtype([("first", "<u8"), ("second", "<u8")])
     return np.ascontiguousarray(ids, "<u8").view(pair)[:, 0]
+
+
+def among(ids: Words, known: Words) -> npt.NDArray[np.bool_]:
+    """Which ids are known."""
+    if len(ids) * len(known) > _BLOCK:
+        return np.isin(id_pairs(ids), id_pairs(known))
+    return np.asarray((ids[:, None] == known).all(axis=2).any(axis=1), bool)
 
 
 @dataclass(kw_only=True)

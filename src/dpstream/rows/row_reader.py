@@ -38,7 +38,15 @@ from dpstream.rows.column_values import (
     unwritable,
 )
 from dpstream.rows.number_text import one_number_spelling
-from dpstream.rows.row_batch import RejectedRows, RowKeys, Rows, id_pairs, in_order, stepwise
+from dpstream.rows.row_batch import (
+    RejectedRows,
+    RowKeys,
+    Rows,
+    among,
+    id_pairs,
+    in_order,
+    stepwise,
+)
 from dpstream.rows.row_ids import RowIds, column_ids
 
 Codes = npt.NDArray[np.uint8]
@@ -116,7 +124,9 @@ def oversize(column: pa.ChunkedArray, most: int) -> parse.Mask:
 def reject(table: pa.Table, reasons: Codes, where: str) -> list[Rejected]:
     """The rows that were marked, with their reasons."""
     bad = np.flatnonzero(reasons)
-    raw = table.take(pa.array(bad)) if len(bad) else table.slice(0, 0)
+    if not len(bad):
+        return []
+    raw = table.take(pa.array(bad))
     columns = [python_values(parse.whole_column(raw[name])) for name in raw.column_names]
     rows = [dict(zip(raw.column_names, cells, strict=True)) for cells in zip(*columns, strict=True)]
     return [
@@ -246,7 +256,7 @@ class RowReader:
         if "groups" not in columns:
             columns["groups"] = self.ids.groups(columns["keys"], len(columns["steps"]))
         if self.query.public_groups is not None:  # other keys go before anything is bounded
-            known = np.isin(id_pairs(columns["groups"]), id_pairs(self.public_ids()))
+            known = among(columns["groups"], self.public_ids())
             rejects.other_keys = int((~known).sum())
             columns = _filtered(columns, known)
         return in_order(self._identified(columns, rejects)), rejects
@@ -260,8 +270,9 @@ class RowReader:
             if name == query.privacy_unit_column and is_text(self.types[name]):
                 continue  # only hashed, never shown
             column, bad = once("text", name, make=partial(readable_text, table, name))
-            table = table.set_column(table.column_names.index(name), name, column)
-            flag(reasons, Reason.NOT_UTF8, bad)
+            if bad.any() or table[name].num_chunks != 1 or table[name].type != column.type:
+                table = table.set_column(table.column_names.index(name), name, column)
+                flag(reasons, Reason.NOT_UTF8, bad)
         units = self._typed(table, query.privacy_unit_column, reasons)
         flag(reasons, Reason.MISSING_UNIT, missing(units))
         moments, arrivals = self._times(table, reasons, once)

@@ -17,6 +17,7 @@ from dpstream.sql_compiler.statement import (
     AGGREGATES,
     WINDOWS,
     Draft,
+    Item,
     Relation,
     WindowTable,
     call_name,
@@ -26,8 +27,9 @@ from dpstream.sql_compiler.statement import (
     other_clauses,
     present_args,
 )
+from dpstream.sql_compiler.unnest import add_unnest, is_unnest
 
-_ATOMS = (exp.Column, exp.Literal, exp.Anonymous, exp.Paren, exp.Cast, exp.Null, exp.Boolean)
+_ATOMS = (exp.Column, Item, exp.Literal, exp.Anonymous, exp.Paren, exp.Cast, exp.Null, exp.Boolean)
 _MIXES = "inside FROM it would mix the rows of several units before they are bounded"
 
 
@@ -48,6 +50,9 @@ def inline_subqueries(draft: Draft) -> None:
 
 def _from_and_where(draft: Draft, select: exp.Expr, tables: dict[str, Relation]) -> Relation:
     relation = _relation(draft, select.args["from_"].this, tables)
+    for join in select.args.get("joins") or ():
+        if is_unnest(join):
+            add_unnest(draft, relation, join, substitute)
     where = select.args.get("where")
     if where is not None:
         relation.where.append(substitute(draft, where.this, relation))
@@ -65,13 +70,20 @@ def _relation(draft: Draft, node: exp.Expr, tables: dict[str, Relation]) -> Rela
             raise draft.refusal(window, "a window of windows", "use one window")
         relation.window = window
     elif isinstance(node, exp.Table) and isinstance(node.this, exp.Identifier):
-        if present_args(node) - {"this", "alias"}:
+        if present_args(node) - {"this", "alias", "db", "catalog"}:
+            if node.args.get("sample"):
+                reason = "TABLESAMPLE draws rows at random, outside of the ledger"
+                raise draft.refusal(node, reason, "leave it out")
             raise draft.refusal(
                 node, f"{canonical(node)} is more than a table's name", "name a table: FROM clicks"
             )
         table = tables.get(node.name) or Relation(table=node.name)
         relation = replace(
-            table, columns=dict(table.columns), where=list(table.where), names={node.name}
+            table,
+            columns=dict(table.columns),
+            where=list(table.where),
+            unnests=list(table.unnests),
+            names={node.name},
         )
     elif isinstance(node, exp.Subquery) and not present_args(node) - {"this", "alias"}:
         relation = _subquery(draft, node.this, tables)
@@ -98,7 +110,7 @@ def _subquery(draft: Draft, select: exp.Expr, tables: dict[str, Relation]) -> Re
         raise draft.refusal(
             select, f"{type(select).__name__.upper()} is refused: {_MIXES}", "read one table"
         )
-    for name, node in other_clauses(select, {"expressions", "from_", "where"}):
+    for name, node in other_clauses(select, {"expressions", "from_", "joins", "where"}):
         shown = "WITH DIFFERENTIAL_PRIVACY" if name == "HINT" else name
         fix = "keep only columns and WHERE there, and aggregate outside"
         raise draft.refusal(node, f"{shown} is refused: {_MIXES}", fix)
@@ -116,10 +128,19 @@ def _subquery(draft: Draft, select: exp.Expr, tables: dict[str, Relation]) -> Re
             "put it around: TUMBLE((SELECT ...), ...)",
         )
     columns: dict[str, exp.Expr] = {}
-    star = False  # a plain * takes all other columns along
+    star, without = False, set[str]()  # a * takes all other columns along
     for node in select.expressions:
-        if isinstance(node, exp.Star) and not present_args(node):
+        if isinstance(node, exp.Star) and not present_args(node) - {"except_", "replace"}:
             star = True
+            for each in node.args.get("except_") or ():
+                if not isinstance(each, exp.Column):
+                    raise draft.refusal(node, "EXCEPT takes columns", "write * EXCEPT (a, b)")
+                without.add(each.name)
+            for each in node.args.get("replace") or ():
+                if not isinstance(each, exp.Alias):
+                    fix = "write * REPLACE (LOWER(a) AS a)"
+                    raise draft.refusal(node, "REPLACE takes expressions with names", fix)
+                columns[each.alias] = substitute(draft, each.this, relation)
             continue
         expression = node.unalias()
         name = node.alias_or_name if isinstance(node, exp.Alias | exp.Column) else ""
@@ -132,10 +153,15 @@ def _subquery(draft: Draft, select: exp.Expr, tables: dict[str, Relation]) -> Re
         columns[name] = substitute(draft, expression, relation)
     return replace(
         relation,
-        columns={**relation.columns, **columns} if star else columns,
+        columns={**_without(relation.columns, without), **columns} if star else columns,
         open=star and relation.open,
+        without=(relation.without | without) - set(columns) if star else set(),
         names=set(),
     )
+
+
+def _without(columns: dict[str, exp.Expr], names: set[str]) -> dict[str, exp.Expr]:
+    return {name: node for name, node in columns.items() if name not in names}
 
 
 def substitute(draft: Draft, node: exp.Expr, relation: Relation) -> exp.Expr:
@@ -155,12 +181,14 @@ def substitute(draft: Draft, node: exp.Expr, relation: Relation) -> exp.Expr:
         if part.name in relation.columns:
             expression = relation.columns[part.name].copy()
             return expression if isinstance(expression, _ATOMS) else exp.Paren(this=expression)
-        if relation.open:
+        if relation.open and part.name not in relation.without:
             return exp.Column(this=part.this.copy())
         raise draft.refusal(
             part,
             f"the subquery has no column {part.name}",
-            f"it has {', '.join(relation.columns)}",
+            "take it out of EXCEPT"
+            if part.name in relation.without
+            else f"it has {', '.join(relation.columns)}",
         )
 
     return node.transform(replace_column)
