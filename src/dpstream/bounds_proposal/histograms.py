@@ -273,6 +273,7 @@ def histogram_query(
         delta=delta,
         public_groups=tuple((name, number) for name in facts for number in range(bins_of(name))),
         max_groups_contributed=len(facts),
+        report_bias=False,
     )
 
 

@@ -331,6 +331,7 @@ def _reading(query: Query, columns: Sequence[str]) -> Query:
         column_types=types,
         max_key_bytes=query.max_key_bytes,
         prepare=query.prepare,
+        report_bias=False,
         max_groups_contributed=1,
     )
 
