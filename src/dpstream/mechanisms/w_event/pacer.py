@@ -235,8 +235,9 @@ def widen(widening: Reals, away: Reals, variance: Reals, noise: float) -> Reals:
     Inference Under Distribution Shift", 2021. The models' own variance is never made smaller.
     """
     missed = away * away > 4.0 * (np.exp(widening) * variance + noise)
-    wider = np.maximum(widening + _WIDENING * (missed - _MISSES), 0.0)
-    return np.minimum(wider, _WIDEST)
+    wider: Reals = np.maximum(widening + _WIDENING * (missed - _MISSES), 0.0)
+    bounded: Reals = np.minimum(wider, _WIDEST)
+    return bounded
 
 
 @lru_cache(maxsize=64)
