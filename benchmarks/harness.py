@@ -30,6 +30,7 @@ BENCHES: Final[dict[str, str]] = {
     "noise": "exact samples per second on one core, against opendp, diffprivlib and numpy",
     "counters": "errors, state and speed of the continual counters, and of accounting",
     "w_event": "errors of the w-event mechanisms on real and synthetic streams",
+    "shapes": "the w-event mechanisms on generated bursts, on/off, steps, ramps, seasons, near 0",
     "dpi": "distributions for ever under user-level privacy: errors, budget left, time",
     "delayed": "errors of the mechanisms with a delay, beside their published forms, and steps/s",
     "recovery": (
@@ -48,6 +49,7 @@ BENCHES: Final[dict[str, str]] = {
     "live_files": "a live directory of up to 100,000 files: triggers without news, a restart",
     "queries": "SQL on real event logs, from the command and from Python: the same releases",
     "connectors": "records per second of each source and sink, beside files",
+    "coverage": "how often published intervals hold the truth: aggregates, strategies, mechanisms",
     "year": "a simulated year with crashes, a move, restores: the same releases, and a flat disk",
 }
 """Name of a bench, which is that of its module too -> one line about it."""

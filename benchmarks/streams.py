@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 
 from dpstream.errors import InvalidInput
-from dpstream.records import Integers
+from dpstream.records import Integers, Reals
 
 VARIABLE: Final = "DPSTREAM_DATA"
 SYNTHETIC_STEPS: Final = 10_000
@@ -131,3 +131,118 @@ def rome(*, bins: int, level: float, swing: float, steps: int = ROME[0]) -> Inte
         daily = np.sin(2 * np.pi * step / STEPS_PER_DAY + phases)
         block[step] = rng.poisson(levels * (1 + swing * daily))
     return block
+
+
+BURSTS: Final = (0.01, 100)
+"""The share of steps that are bursts, and how many times the base a burst is."""
+
+Shape = Callable[[np.random.Generator, int], Integers]
+"""Called with a generator and a number of steps."""
+
+
+def bursts(rng: np.random.Generator, steps: int, *, base: float, bins: int = 1) -> Integers:
+    """Counts around `base`, and single steps of a hundred times as much."""
+    share, times = BURSTS
+    means = np.full((steps, bins), float(base))
+    means[rng.random((steps, bins)) < share] *= times
+    return rng.poisson(means)
+
+
+def on_off(rng: np.random.Generator, steps: int, *, high: float, run: float) -> Integers:
+    """Around `high` or 0, each for `run` steps in the mean."""
+    return rng.poisson(_pieces(rng, steps, run, lambda piece: high * (piece % 2)))
+
+
+def level_steps(
+    rng: np.random.Generator, steps: int, *, base: float, run: float, bins: int = 1
+) -> Integers:
+    """Levels that are log-normal around `base`, each for `run` steps in the mean."""
+    columns = [_pieces(rng, steps, run, lambda _: base * np.exp(rng.normal())) for _ in range(bins)]
+    return rng.poisson(np.concatenate(columns, axis=1))
+
+
+def ramps(rng: np.random.Generator, steps: int, *, base: float, run: float) -> Integers:
+    """Straight lines between levels that are log-normal around `base`."""
+    ends = np.cumsum(np.concatenate([[0], 1 + rng.geometric(1 / run, steps)]))
+    levels = base * np.exp(rng.normal(size=len(ends)))
+    return rng.poisson(np.interp(np.arange(steps), ends, levels))[:, None]
+
+
+def seasons(rng: np.random.Generator, steps: int, *, base: float, period: int) -> Integers:
+    """A sine of four fifths of `base` around it."""
+    phase = rng.uniform(0, 2 * np.pi)
+    swing = 0.8 * np.sin(2 * np.pi * np.arange(steps)[:, None] / period + phase)
+    return rng.poisson(base * (1 + swing))
+
+
+def near_zero(rng: np.random.Generator, steps: int, *, mean: float, bins: int) -> Integers:
+    """Columns with log-normal means around `mean`."""
+    return rng.poisson(mean * np.exp(rng.normal(size=bins)), (steps, bins))
+
+
+def _pieces(
+    rng: np.random.Generator, steps: int, run: float, level: Callable[[int], float]
+) -> Reals:
+    lengths = rng.geometric(1 / run, steps)
+    levels = [level(piece) for piece in range(steps)]
+    return np.repeat(levels, lengths)[:steps, None]
+
+
+def _mixture(rng: np.random.Generator, steps: int) -> Integers:
+    """Eleven columns, of every shape."""
+    return np.concatenate(
+        [
+            bursts(rng, steps, base=50),
+            bursts(rng, steps, base=500),
+            on_off(rng, steps, high=2_000, run=20),
+            level_steps(rng, steps, base=500, run=100),
+            ramps(rng, steps, base=2_000, run=100),
+            seasons(rng, steps, base=5_000, period=144),
+            near_zero(rng, steps, mean=1, bins=5),
+        ],
+        axis=1,
+    )
+
+
+def _wide_mixture(rng: np.random.Generator, steps: int) -> Integers:
+    """Fifty columns: most of them near 0, some with bursts, some with steps."""
+    return np.concatenate(
+        [
+            level_steps(rng, steps, base=300, run=150, bins=10),
+            near_zero(rng, steps, mean=0.5, bins=30),
+            bursts(rng, steps, base=30, bins=10),
+        ],
+        axis=1,
+    )
+
+
+SHAPES: Final[dict[str, Shape]] = {
+    "bursts, base 20": lambda rng, steps: bursts(rng, steps, base=20),
+    "bursts, base 100": lambda rng, steps: bursts(rng, steps, base=100),
+    "bursts, base 1,000": lambda rng, steps: bursts(rng, steps, base=1_000),
+    "bursts, 10 columns": lambda rng, steps: bursts(rng, steps, base=100, bins=10),
+    "on/off, 500 for 30": lambda rng, steps: on_off(rng, steps, high=500, run=30),
+    "on/off, 5,000 for 10": lambda rng, steps: on_off(rng, steps, high=5_000, run=10),
+    "on/off, 2,000 for 100": lambda rng, steps: on_off(rng, steps, high=2_000, run=100),
+    "steps, 300 for 50": lambda rng, steps: level_steps(rng, steps, base=300, run=50),
+    "steps, 5,000 for 150": lambda rng, steps: level_steps(rng, steps, base=5_000, run=150),
+    "ramps, 300 for 80": lambda rng, steps: ramps(rng, steps, base=300, run=80),
+    "ramps, 5,000 for 200": lambda rng, steps: ramps(rng, steps, base=5_000, run=200),
+    "season, 300 in 24": lambda rng, steps: seasons(rng, steps, base=300, period=24),
+    "season, 5,000 in 144": lambda rng, steps: seasons(rng, steps, base=5_000, period=144),
+    "near 0, 1 column": lambda rng, steps: near_zero(rng, steps, mean=2, bins=1),
+    "near 0, 20 columns": lambda rng, steps: near_zero(rng, steps, mean=1, bins=20),
+    "mixture, 11 columns": _mixture,
+    "mixture, 50 columns": _wide_mixture,
+}
+"""Generated streams that no constant of a mechanism was chosen on, one of every kind or more."""
+
+
+def shape(name: str, *, steps: int, run: int) -> Integers:
+    """The stream of that name that run number `run` is given.
+
+    >>> shape("bursts, 10 columns", steps=50, run=0).shape
+    (50, 10)
+    """
+    seed = [*name.encode(), run]
+    return SHAPES[name](np.random.default_rng(seed), steps)

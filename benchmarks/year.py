@@ -1,9 +1,10 @@
 """A simulated year of a pipeline, twice: with crashes, a move and restores, and without.
 
 Five queries share one live source and one book. Both lives have the same rotation, the same upgrade
-(a new interpreter) and the same change of one query every month, by take-over. In one of them the
-process is killed before operations on the disk, the state is moved, and twice it is lost and put
-back from a backup. Releases, books and states of the two are compared.
+(from the version that `--earlier` names, or to a new interpreter of this one) and the same change
+of one query every month, by take-over. In one of them the process is
+killed before operations on the disk, the state is moved, and twice it is lost and put back from a
+backup. Releases, books and states of the two are compared.
 
 Time is simulated: it stands still while nothing runs, so that a restart meets the rows that it
 would have met. Nothing waits for the disk (fsync is left out); a kill loses nothing that is
@@ -66,6 +67,7 @@ _BOOK, _CHANGED = "clicks", "pages"
 _MEMORY_SLACK = 16.0  # MB
 _DISK_SLACK = 1.3
 _POLL = 0.2  # seconds
+_LATER = "DPSTREAM_YEAR_LATER"  # where the version after the upgrade is
 
 
 # The pipeline
@@ -117,6 +119,7 @@ class Clicks:
 
     def __init__(self, clock: SimulatedClock) -> None:
         self._clock, self._tick = clock, clock.tick
+        self._made: tuple[int, pa.Table] = (-1, None)
 
     def partitions(self) -> list[str]:
         """One."""
@@ -139,8 +142,18 @@ class Clicks:
         first, tick = position or 0, self._tick
         come = (self._clock.now() - START + tick // 2) // tick
         last = min(come if until is None else until, first + DAY // tick)
-        table = rows(first, max(first, last), tick)
+        table = self._rows(first, max(first, last))
         return Batch(table=table, position=max(first, last), done=last <= first)
+
+    def _rows(self, first: int, last: int) -> pa.Table:
+        """Rows of these ticks, cut from an hour that is made at once."""
+        hour = first * self._tick // HOUR
+        ticks = HOUR // self._tick
+        if last > (hour + 1) * ticks:
+            return rows(first, last, self._tick)
+        if self._made[0] != hour:
+            self._made = (hour, rows(hour * ticks, (hour + 1) * ticks, self._tick))
+        return self._made[1].slice((first - hour * ticks) * ROWS, (last - first) * ROWS)
 
     def close(self) -> None:
         """Do nothing."""
@@ -252,7 +265,7 @@ def calendar(days: int, life: str) -> list[Occurrence]:
     month = max(1, days // 12) * DAY
     found = [Occurrence(at - HOUR // 3, "change") for at in range(month, end, month)]
     found += [Occurrence(_morning(days, 0.45, 9), "rotate")]
-    found += [Occurrence(_morning(days, 0.55, 17), "upgrade")]
+    found += [Occurrence(_morning(days, 0.03, 17), "upgrade")]
     if life == "broken":
         lost_after = min(14 * HOUR, end // 15)
         for part in (0.15, 0.7):
@@ -310,7 +323,8 @@ class Life:
             facts = {"done": self.done, "changes": self.changes, "moves": self.moves}
             (self.place / "life").write_text(json.dumps(facts))
             if what.kind == "upgrade":
-                os.execv(sys.executable, _command(self.place, self.days, self.kind))
+                later = os.environ | {"PYTHONPATH": os.environ[_LATER]}
+                os.execve(sys.executable, _command(self.place, self.days, self.kind), later)
 
     def _run(self, until: int, crash: Occurrence | None) -> None:
         """The pipeline, until a time, or until it is killed."""
@@ -394,6 +408,8 @@ class Life:
                     for window in run.lost
                 ]
                 facts["again"] = {name: run.told - run.logged for name, run in restored.items()}
+            elif what.kind == "upgrade":
+                facts["from"] = str(Path(dps.__file__).parent)
         _note(self.place / "events", event=what.kind, day=what.at / DAY, **facts)
 
 
@@ -564,15 +580,24 @@ def growth(measured: Sequence[dict[str, Any]], what: str) -> tuple[float, float]
     return early, late
 
 
-def measure(*, quick: bool, progress: Progress, days: int | None = None) -> Findings:
-    """Live both lives side by side, and compare them."""
+def measure(
+    *, quick: bool, progress: Progress, days: int | None = None, earlier: Path | None = None
+) -> Findings:
+    """Live both lives side by side, and compare them.
+
+    `earlier`: the sources of the version that lives until the upgrade; None: those of this one.
+    """
     days = days or (QUICK_DAYS if quick else YEAR)
     if days < QUICK_DAYS:
         raise InvalidParameter(f"a year has at least {QUICK_DAYS} days here; got {days}")
+    if earlier is not None and not (earlier / "dpstream").is_dir():
+        raise InvalidParameter(f"{earlier} holds no package dpstream; name a src folder")
     began = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="dpstream-year-") as folder:
-        lives = [Life(place=Path(folder) / kind, days=days, kind=kind) for kind in LIVES]
-        hours = _live_side_by_side(lives, progress)
+    with ExitStack() as stack:
+        folder = Path(tempfile.mkdtemp(prefix="dpstream-year-"))  # stays if anything goes wrong
+        lives = [Life(place=folder / kind, days=days, kind=kind) for kind in LIVES]
+        hours = _live_side_by_side(lives, progress, earlier)
+        stack.callback(shutil.rmtree, folder)
         for life in lives:
             life.moves = json.loads((life.place / "life").read_text())["moves"]
         progress(2 * days, 2 * days, "comparing")
@@ -587,21 +612,28 @@ def measure(*, quick: bool, progress: Progress, days: int | None = None) -> Find
     return Findings(
         rows=_rows(measured, days, hours),
         targets=targets(both, measured, days),
-        notes=_notes(both, events, days, crashes, spent),
+        notes=_notes(both, events, days, crashes, spent, earlier),
         draw=lambda figure: draw(figure, measured),
     )
 
 
-def _live_side_by_side(lives: Sequence[Life], progress: Progress) -> dict[str, float]:
-    """A process for each; the hours that each has taken."""
+def _live_side_by_side(
+    lives: Sequence[Life], progress: Progress, earlier: Path | None
+) -> dict[str, float]:
+    """A process for each, in a session of its own; the hours that each has taken."""
+    environment = child_environment()
+    environment[_LATER] = environment["PYTHONPATH"]
+    if earlier is not None:
+        environment["PYTHONPATH"] = f"{earlier.resolve()}{os.pathsep}{environment[_LATER]}"
     began, hours, going = time.monotonic(), {}, {}
     with ExitStack() as stack:
         for life in lives:
             life.place.mkdir()
             said = stack.enter_context((life.place / "said").open("wb"))
             command = _command(life.place, life.days, life.kind)
-            environment = child_environment()
-            going[life.kind] = subprocess.Popen(command, env=environment, stderr=said)
+            going[life.kind] = subprocess.Popen(
+                command, env=environment, stderr=said, start_new_session=True
+            )
             stack.callback(going[life.kind].wait)
             stack.callback(going[life.kind].terminate)
         while going:
@@ -615,7 +647,7 @@ def _live_side_by_side(lives: Sequence[Life], progress: Progress) -> dict[str, f
                 hours[life.kind] = (time.monotonic() - began) / 3600
                 if status:
                     said_last = (life.place / "said").read_text()[-3000:]
-                    raise StateError(f"the {life.kind} life has failed:\n{said_last}")
+                    raise StateError(f"{life.place}: this life has failed:\n{said_last}")
     return hours
 
 
@@ -663,14 +695,21 @@ def _rows(measured: dict[str, Any], days: int, hours: dict[str, float]) -> list[
 
 
 def _notes(
-    both: Comparison, events: Sequence[dict[str, Any]], days: int, crashes: int, hours: float
+    both: Comparison,
+    events: Sequence[dict[str, Any]],
+    days: int,
+    crashes: int,
+    hours: float,
+    earlier: Path | None,
 ) -> list[str]:
     counts = Counter(event["event"] for event in events if event["event"] != "end")
     happened = ", ".join(f"{n} x {kind}" for kind, n in sorted(counts.items()))
     took = f"{days} simulated days in {hours:.2f} hours, both lives side by side"
     notes = [
         f"{took}: {both.releases:,} releases without a break; {crashes} crashes, {happened}",
-        "the upgrade is a new interpreter of the same version: there was no other to begin with",
+        "the upgrade is a new interpreter of the same version; --earlier names another"
+        if earlier is None
+        else f"the upgrade is from the sources in {earlier}",
         "time stands still while nothing runs, and fsync is left out",
     ]
     notes += [

@@ -39,7 +39,9 @@ class Release:
 
     `paid`: budget was spent on publishing this step. `held`: the values repeat an earlier release.
     `stddev`: standard deviation of the noise in `values`, where it is known; of a held value it is
-    that of the release it repeats, and says nothing about how far the stream has moved since.
+    that of the release it repeats, and says nothing about how far the stream has moved since. Where
+    `values` are estimates (`Pacer`, `BlockSmoother`) it is the deviation of the true value from
+    them, held steps included, by the mechanism's models of the stream.
     """
 
     step: int
@@ -78,6 +80,11 @@ class Batch:
     rejected: list[Rejected] = field(default_factory=list)
     where: str | None = None
     parsed: Any = None
+
+    @property
+    def size(self) -> int:
+        """How many rows were read, with those that were rejected."""
+        return len(self.table) + len(self.rejected)
 
 
 @runtime_checkable

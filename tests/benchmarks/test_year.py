@@ -9,6 +9,7 @@ import pytest
 import dpstream as dps
 from benchmarks import year
 from benchmarks.year import DAY, HOUR, Comparison, SimulatedClock, calendar, compare_releases
+from dpstream.errors import InvalidParameter
 from dpstream.privacy.query_spend import QuerySpend
 from dpstream.privacy.state import MemoryWindowKeys
 from dpstream.query.noise_plan import plan_query
@@ -119,6 +120,12 @@ def charge(book, query, run):
     keys = MemoryWindowKeys()
     spend = QuerySpend(run=run, query=query.name, ledger=book, dataset="clicks", keys=keys)
     plan_query(query).pay(spend, "test")
+
+
+def test_an_earlier_version_must_be_one(tmp_path):
+    """Before anything is begun."""
+    with pytest.raises(InvalidParameter, match="holds no package dpstream"):
+        year.measure(quick=True, progress=lambda *step: None, earlier=tmp_path)
 
 
 @pytest.mark.bench

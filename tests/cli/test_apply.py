@@ -3,7 +3,6 @@
 import json
 import signal
 import subprocess
-import sys
 from contextlib import closing
 
 import pyarrow as pa
@@ -16,6 +15,7 @@ from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.session import changes
 from dpstream.session.start_pipeline import is_to_change, load_current, open_book, start
 from tests.support.live_runs import ScriptedClock, drop
+from tests.support.processes import Command
 
 HOUR = 3_600_000_000
 DAY = 24 * HOUR
@@ -281,9 +281,8 @@ def process(folder):
     (folder / "in").mkdir()
     (folder / "in" / "a.csv").write_text("user,page,at\n")
     write(folder, one=often(1))
-    command = [sys.executable, "-c", "from dpstream.cli import main; main()"]
-    with subprocess.Popen(
-        [*command, "run", "pipeline.toml", "--json"],
+    with Command(
+        *("run", "pipeline.toml", "--json"),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -322,3 +321,24 @@ def test_a_run_takes_the_file_up_on_sighup(folder, process):
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=60) == 130
     assert sorted(spent(folder)) == ["one", "two"]
+
+
+def test_a_file_whose_start_is_refused_leaves_what_ran(folder, process):
+    """Its sink cannot be made, which only a start finds out: what ran goes on, at no new charge."""
+    wait_for("one", process)
+    write(folder, one=often(1), two=often(1))
+    path = folder / "pipeline.toml"
+    good = path.read_text()
+    path.write_text(good.replace('to = "out"', 'to = "in/a.csv/out"'))
+    process.send_signal(signal.SIGHUP)
+    for line in process.stderr:
+        if "is not taken up" in line:
+            break
+    assert "what ran goes on" in line
+    wait_for("one", process)
+    assert [*spent(folder)] == ["one"]
+    path.write_text(good)
+    process.send_signal(signal.SIGHUP)
+    wait_for("two", process)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=60) == 130

@@ -73,6 +73,10 @@ def test_a_file_with_another_budget_names_the_command_that_gives_it_to_the_book(
     assert "--epsilon 2 --delta 1e-08" in run("run", "pipeline.toml").err
     less = run("ledger", "grow", "book", "--epsilon", "0.5", "--because", "less", "--json")
     assert (less.code, less.error["error"]) == (3, "BudgetExceeded")
+    words = (
+        r"epsilon = 0\.[6-9]\d* \(mu_squared = \S+\) is spent .* budget is epsilon = 0\.5 \(mu_sq"
+    )
+    assert re.search(words, less.error["message"]), less.error
 
 
 def test_a_plan_spends_and_writes_nothing(run, write, folder):
@@ -195,3 +199,13 @@ def test_a_series_is_asked_for_by_somebody_too(run, visits):
     assert "the share of 'ana', 0.5 of the book" in run(
         *release, "--epsilon", "0.1", "--who", "ana"
     ).err  # fmt: skip
+
+
+def test_a_plan_and_a_check_know_who_asks(run, write):
+    """A book with shares refuses who is not named, and takes who is."""
+    run("run", "pipeline.toml")
+    run("ledger", "allow", "book", "--analyst", "ana", "--share", "0.9", "--because", "agreed")
+    write(state="other")
+    assert "nobody is said to ask" in run("check", "pipeline.toml").out
+    write(state="other", analyst='analyst = "ana"')
+    assert "it fits" in run("check", "pipeline.toml").out

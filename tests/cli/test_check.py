@@ -106,6 +106,16 @@ def test_a_charge_that_does_not_fit_is_a_problem(run, folder):
 
     assert done.code == 7
     assert "does not fit into" in done.out
+    assert "; it does not fit (see the problem below)" in done.out
+
+
+def test_what_the_book_counts_is_told_and_that_it_fits(run, folder):
+    """Also where the book gives analysts shares: who asks is known to the pipeline file."""
+    path = write_pipeline(folder)
+    done = run("check", path)
+    assert "% of it; it fits" in done.out
+    budget = run("check", path, "--json").json["pages"]["budget"]
+    assert budget["charge"] == pytest.approx(budget["mu_squared"])
 
 
 def test_a_query_that_was_charged_is_not_charged_again(run, folder):

@@ -58,6 +58,7 @@ def test_a_run_logs_every_release_and_no_value(run, pipeline):
         ("pages", 1), ("pages", 2), ("pages", 3)
     ]  # fmt: skip
     assert {line["level"] for line in released} == {"info"}
+    assert done.out == ""  # what is told once is enough
     assert all({"time", "level", "logger", "message"} <= set(line) for line in lines)
     assert [value for value in VALUES if value in done.err] == []
     counts = [line for line in lines if f"{ROWS:,}" in line["message"]]

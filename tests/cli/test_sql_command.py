@@ -35,6 +35,24 @@ def notes(done):
     return [json.loads(line)["note"] for line in done.err.splitlines()]
 
 
+def test_parameters_and_functions_come_from_the_command_line(run, folder):
+    """Text unless it is a number; a module of the current directory is found."""
+    (folder / "upper_for_this_test.py").write_text(
+        "import pyarrow.compute as pc\n\ndef upper(page):\n    return pc.utf8_upper(page)\n"
+    )
+    asked = PLAIN.replace("page,", "shout(page) AS p,").replace("GROUP BY page", "GROUP BY p")
+    asked = asked.replace("FROM clicks", "FROM clicks WHERE page <> @no AND user <> ?")
+    given = ("--function", "shout=upper_for_this_test:upper", "--param", "no=x")
+    given = (*given, "--param", "1=nobody")
+
+    done = run("explain", asked, *given)
+    assert "WHERE page <> 'x' AND user <> 'nobody'" in done.out
+    done = run("sql", asked, *SOURCE, *given, "--json")
+    assert '"HOME"' in done.out
+    assert "--param 1=VALUE" in run("sql", asked, *SOURCE, *given[:4]).err
+    assert "--param needs" in run("explain", asked, "--param", "x").err
+
+
 def test_releases_are_printed_for_people(run):
     """Earlier releases in a line each, a window's last one in full, figures with their error."""
     done = run("sql", TIMED, *SOURCE)
@@ -291,7 +309,10 @@ def test_a_pipelines_queries_are_explained(run, folder):
         "its queries are pages, users"
         in run("explain", "shop/pipeline.toml", "--query", "usres").err
     )
-    assert "--set goes with SQL" in run("explain", "shop/pipeline.toml", "--set", "epsilon=1").err
+    assert (
+        "--set, --param and --function go with SQL"
+        in run("explain", "shop/pipeline.toml", "--set", "epsilon=1").err
+    )
     assert "--query chooses" in run("explain", PLAIN, "--query", "users").err
     assert "dpstream run shop/pipeline.toml" in run("sql", "shop/pipeline.toml", *SOURCE).err
 

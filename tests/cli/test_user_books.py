@@ -87,7 +87,7 @@ def test_a_pipeline_file_stands_for_its_ledgers(run, folder):
     assert len(run("ledger", "clicks.ledger", "--json").json) == 2
     assert "other" not in run("ledger", "history", "pipeline.toml").out
     typo = run("ledger", "histroy")
-    commands = "show, open, plan, grow, allow, void, history and repair"
+    commands = "show, open, plan, grow, allow, void, move, history and repair"
     assert f"there is no ledger at histroy (the commands are {commands})" in typo.err
 
 
@@ -121,8 +121,14 @@ def test_a_lost_state_goes_on_with_the_next_day_at_no_cost(run, folder):
     assert "from 2024-05-04T00:00:00+00:00 on there is room for it" in refused.err
     assert not (folder / "two").exists()
 
+    (folder / "out").mkdir()
+    (folder / "out" / ".daily.run").write_text("of the other run")
+    full = daily(run, "two", "2024-05-02", "2024-05-08", "--take-over", "--sink", "out/")
+    assert "holds releases of 'daily' from another run; use another sink" in full.err
+    assert not (folder / "two").exists()
     taken = daily(run, "two", "2024-05-02", "2024-05-08", "--take-over")
     assert taken.code == 0, taken.err
+    assert "takes over" not in daily(run, "two", "2024-05-02", "2024-05-08", "--take-over").err
     assert "it begins with the window of 2024-05-04T00:00:00+00:00" in taken.err
     assert "30 outside the range" in taken.err
     assert "5.5" in taken.err
@@ -139,7 +145,9 @@ def test_a_lost_state_goes_on_with_the_next_day_at_no_cost(run, folder):
     assert (new["periods"], new["ended"]) == ([19847, 19850], False)
     told = run("ledger", "history", "book").out
     assert "was ended for good by" in told
-    assert "draws for units up to period 19846" in told
+    assert "draws for units up to the period of 2024-05-03T00:00:00+00:00 (3 entries" in told
+    assert "ended for good" in shown
+    assert "takes over" in shown
 
 
 def test_a_pipeline_says_which_period_its_book_protects(run, folder):

@@ -10,6 +10,7 @@ import pytest
 
 import dpstream as dps
 from benchmarks.recovery_case import CheckingSink
+from dpstream.engines.embedded import snapshots
 from dpstream.errors import InvalidParameter, NoiseReuse, StateError
 from dpstream.privacy.ledger import ledger as ledgers
 from dpstream.privacy.state import InputLog, journal
@@ -19,7 +20,7 @@ from tests.stored.cases import CLICKS
 from tests.support.fixed import RUN, SECRET
 from tests.support.kill_and_replay import AfterReleases, KindOfRun, kill_and_replay, kill_everywhere
 from tests.support.live_runs import kept_clock, live, settled, start_live
-from tests.support.runs import options, published, spent_on
+from tests.support.runs import options, published, query, spent_on, start, table, write
 
 SERIES = dps.sql(
     """SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 2, privacy_unit = 'w_event',
@@ -169,10 +170,25 @@ def test_a_run_goes_on_with_a_ledger_that_was_compacted_meanwhile(tmp_path, alwa
 def test_a_pipeline_says_how_long_backups_are_kept(tmp_path):
     """35 days unless it says otherwise; the ledgers that it opens know."""
     path = tmp_path / "pipeline.toml"
-    for table, days in (("", 35), ('[retention]\nbackups = "90 days"\n', 90)):
-        path.write_text(table + CLICKS)
+    for retention, days in (("", 35), ('[retention]\nbackups = "90 days"\n', 90)):
+        path.write_text(retention + CLICKS)
         with load_pipeline(path).open_ledgers() as opened:
             assert [book._backups for book in opened.values()] == [timedelta(days=days)]
     path.write_text('[retention]\nbackups = "soon"\n' + CLICKS)
     with pytest.raises(InvalidParameter, match=r"\[retention\]: backups must be a timedelta"):
         load_pipeline(path)
+
+
+def most_segments(place):
+    """The most segments that a run with a snapshot at each of 96 triggers has at a time."""
+    asked = query(window=dps.Tumble("8 hours"), every="5 minutes", allowed_lateness="0 hours")
+    write(place, table(200))
+    run = start(place, asked, every=1)
+    return max(len([*(place / "state" / "segments").iterdir()]) for _ in run)
+
+
+def test_a_snapshot_of_many_small_segments_is_written_anew(tmp_path, monkeypatch):
+    """A file costs more than its bytes: to make, to name in every manifest, to read back."""
+    assert most_segments(tmp_path / "few") < 90
+    monkeypatch.setattr(snapshots, "_FILE", 0)
+    assert most_segments(tmp_path / "many") > 150

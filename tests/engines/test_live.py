@@ -14,7 +14,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import dpstream as dps
+from dpstream.engines.embedded import step_rows
 from dpstream.errors import InvalidInput
+from dpstream.rows.row_reader import RowReader
 from tests.support.kill_and_replay import AfterReleases, BeforeDiskOperation, kill_and_replay
 from tests.support.live_runs import (
     HOUR,
@@ -28,6 +30,7 @@ from tests.support.live_runs import (
     lines,
     live,
     rows,
+    seconds_before,
     start_live,
     whole_live,
 )
@@ -235,3 +238,32 @@ def test_the_operator_may_look_while_a_query_waits(tmp_path):
     run.finish()
 
     assert answered[-1]["read"] > 0
+
+
+def spoilt(place):
+    """A source of small chunks, of which two have a row without a user."""
+
+    def drop_spoilt():
+        table = rows(seconds_before(TIMES[2]), user="v").to_pylist()
+        table[7]["user"] = table[11]["user"] = ""
+        drop(place / "in", "spoilt.parquet", pa.Table.from_pylist(table))
+
+    return ScriptedClock(0, [*arrivals(place / "in"), (TIMES[2], drop_spoilt)])
+
+
+def test_small_chunks_are_parsed_together(tmp_path, monkeypatch):
+    """In fewer calls, with the bytes and the dead letters that each chunk alone has."""
+    calls, read = [], RowReader.read
+    monkeypatch.setattr(RowReader, "read", lambda *a, **k: calls.append(a) or read(*a, **k))
+    found = {}
+    for name, small in (("together", 4096), ("alone", 0)):
+        monkeypatch.setattr(step_rows, "_SMALL", small)
+        calls.clear()
+        run = start_live(tmp_path / name, spoilt(tmp_path / name)).finish()
+        letters = sorted((tmp_path / name / "state" / "dead-letters").iterdir())
+        told = [path.read_text().replace(name, "") for path in letters]
+        found[name] = published(tmp_path / name), told, run.operator.counts(), len(calls)
+
+    assert found["together"][:3] == found["alone"][:3]
+    assert sum(text.count("missing unit") for text in found["alone"][1]) == 2
+    assert found["together"][3] < found["alone"][3]

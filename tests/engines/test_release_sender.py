@@ -61,11 +61,12 @@ def tables(number):
     return [Publication(due=DueRelease(0, number, 99), table=pa.table({"n": [number]}))]
 
 
+@pytest.mark.parametrize("here", [False, True])
 @pytest.mark.parametrize("kind", [Divided, Plain])
-def test_tables_come_out_in_order(kind):
+def test_tables_come_out_in_order(kind, here):
     """What is given back is in the sink by then, and at most a few steps are behind."""
     sink, found = kind(), []
-    sender = Sender(sink, "q")
+    sender = Sender(sink, "q", here=here)
     for number in range(1, 21):
         sender.send(tables(number))
         found += chain.from_iterable(sender.arrived(all_of_them=False))
@@ -80,11 +81,12 @@ def test_tables_come_out_in_order(kind):
         assert sink.most > 1
 
 
+@pytest.mark.parametrize("here", [False, True])
 @pytest.mark.parametrize("kind", [Divided, Plain])
-def test_nothing_follows_a_table_that_failed(kind):
+def test_nothing_follows_a_table_that_failed(kind, here):
     """The error says that nothing is lost; later tables stay out."""
     sink = kind(fails=5)
-    sender = Sender(sink, "q")
+    sender = Sender(sink, "q", here=here)
     for number in range(1, 7):
         sender.send(tables(number))
     with pytest.raises(StateError, match=r"the sink cannot be written: no space.*nothing is lost"):

@@ -332,8 +332,20 @@ def test_what_cannot_go_on_begins_with_the_next_period(tmp_path, monkeypatch):
         Grouped.query, source=other, state=tmp_path / "anew", secret=SECRET, ledger=book,
         options=Grouped.options, take_over=True,
     )  # fmt: skip
-    shown = [table["window_start"][0].as_py().hour for table in anew]
-    assert shown == [3, 3, 3]
+    releases = iter(anew)
+    tables = [next(releases)]
+    back_up(tmp_path / "anew", tmp_path / "later.tar")
+    tables += releases
+    assert [table["window_start"][0].as_py().hour for table in tables] == [3, 3, 3]
+    assert spent(book)[0] == before[0]
+    shutil.rmtree(tmp_path / "anew")  # and the one that took over can be put back, too
+    put_back(tmp_path / "later.tar", tmp_path / "anew")
+    again = dps.run(
+        Grouped.query, source=other, state=tmp_path / "anew", secret=SECRET, ledger=book,
+        options=Grouped.options,
+    ).finish()  # fmt: skip
+    assert again.steps_done == 3
+    assert again.beginning.takes_over
     assert spent(book)[0] == before[0]
     with pytest.raises(StateError, match="was ended for good"):
         put_back(tmp_path / "backup.tar", tmp_path / "third")
@@ -484,3 +496,30 @@ def test_the_drill(tmp_path):
     missing = {window for name, window in releases.items() if name not in after}
     assert missing <= {*restored.final, *restored.lost}
     assert len(after) > len(before)
+
+
+def test_of_several_runs_none_is_fenced_if_one_cannot_be_put_back(tmp_path, monkeypatch):
+    """The second one's steps since the backup are not known: the first is left as it was."""
+    book, state = tmp_path / "book", tmp_path / "state"
+    with closing(dps.Ledger(book)) as ledger:
+        ledger.open("stream", Grouped.query.promise(epsilon=10, delta=1e-5))
+    for name in ("one", "two"):
+        some(KINDS["group by"], state / name, book, 2)
+    back_up(state, tmp_path / "backup.tar")
+    for name in ("one", "two"):
+        some(KINDS["group by"], state / name, book, 4)
+    with closing(dps.Ledger(book)) as ledger:
+        runs = {name: read_about(state / name)["run"].hex() for name in ("one", "two")}
+        epochs = {run: ledger.known(run).epoch for run in runs.values()}
+    shutil.rmtree(state)
+    steps_of = dps.Ledger.steps_of
+
+    def forgets(ledger, run):
+        return ({}, {}) if run == runs["two"] else steps_of(ledger, run)
+
+    monkeypatch.setattr(dps.Ledger, "steps_of", forgets)
+    with pytest.raises(StateError, match="is not known"):
+        put_back(tmp_path / "backup.tar", state)
+    with closing(dps.Ledger(book)) as ledger:
+        assert {run: ledger.known(run).epoch for run in runs.values()} == epochs
+    put_back(tmp_path / "backup.tar", state, without=["two"])

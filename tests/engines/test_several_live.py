@@ -16,6 +16,7 @@ import dpstream as dps
 from dpstream.connectors.files.sink import DirectorySink
 from dpstream.connectors.files.source import GrowingDirectory
 from dpstream.connectors.pipes import StandardInput
+from dpstream.engines.embedded import step_rows
 from dpstream.engines.query_run import EngineOptions
 from dpstream.errors import InvalidInput, StateError
 from dpstream.rows import parse
@@ -454,7 +455,11 @@ def test_lag_is_told_to_the_operator(tmp_path):
 
 
 def test_shared_columns_are_parsed_once_and_alike(tmp_path, monkeypatch):
-    """Times and numbers of a chunk are parsed once for all queries that read them alike."""
+    """Times and numbers of a chunk are parsed once for all queries that read them alike.
+
+    Small chunks are parsed together instead, by each query alone.
+    """
+    monkeypatch.setattr(step_rows, "_SMALL", 0)
     count = {"times": 0}
     real = parse.times
 

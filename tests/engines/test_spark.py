@@ -24,6 +24,8 @@ from dpstream.errors import (
 )
 from dpstream.privacy.state import unpack
 from dpstream.serve.release_store import ReleaseReader, store_folder
+from dpstream.session.change_plan import plan_changes
+from tests.cli import test_apply as changed
 from tests.cli.test_docs import LOOSE, ROOT
 from tests.laws.test_published_keys import every_type_of_key, keys_at_the_edges
 from tests.support.kill_and_replay import FailAtCall, kill_and_replay
@@ -381,3 +383,30 @@ def test_the_page_shows_what_happens(session, tmp_path, monkeypatch):
 
     assert failed == 0
     assert tried == page.read_text().count(">>> ")
+
+
+def test_a_changed_pipeline_is_carried_out_as_by_the_embedded_engine(session, tmp_path):
+    """The old query ends with the day, its successor begins there: the same bytes."""
+    found = []
+    for name in ("embedded", "spark"):
+        place = tmp_path / name
+        place.mkdir()
+        changed.rows(place)
+        path = place / "pipeline.toml"
+        for number, epsilon in enumerate((4, "3.9")):
+            changed.write(place, old=changed.asked(epsilon))
+            path.write_text(f'{path.read_text()}\n[engine]\nname = "{name}"\n')
+            now, until = (changed.FIRST + day * changed.DAY for day in ((0, 1, 2)[number:][:2]))
+            if number:
+                now -= 9 * changed.HOUR
+                plan_changes(path, at_once=False, now=now, who="ann").accept()
+            changed.go(path, now, until - (0 if number else 9 * changed.HOUR))
+        found.append((changed.files(place), changed.spent(place)))
+    (files, lines), (theirs, others) = found
+
+    assert files == theirs
+    assert {name.partition("-")[0] for name in files} == {"old", "old_2"}
+    for name, line in lines.items():
+        assert [line[k] for k in ("amount", "periods", "ended")] == [
+            others[name][k] for k in ("amount", "periods", "ended")
+        ]

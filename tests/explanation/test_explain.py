@@ -141,6 +141,7 @@ def test_the_schema_is_told_with_what_fixes_it():
         ("n_stddev", "double"),
         ("trigger_time", "timestamp[us, tz=UTC]"),
         ("release_index", "int64"),
+        ("kept_share", "double"),
     ]
     assert "  day: date32[day] (declared)\n" in told.text()
     assert "  page: string (or as the source's first schema says" in told.text()

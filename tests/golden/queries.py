@@ -280,8 +280,12 @@ CASES = {
     ),
     # what is published
     "debias": asked(f"COUNT(*) AS n, SUM(seconds, {BOUNDS}) AS s", "debias = 'global'", groups=1),
-    "debias of rows": asked(options="debias = 'global', debias_rows = 9", groups=1),
+    "debias of rows": asked(options="debias = 'global', max_dropped_rows = 9", groups=1),
     "confidence": asked(options="confidence = 0.9"),
+    "bias of values": asked(
+        f"COUNT(*) AS n, SUM(seconds, {BOUNDS}) AS s", "confidence = 0.9", groups=2
+    ),
+    "bias not reported": asked(options="report_bias = FALSE"),
     "changes": asked(options="min_change = 1.5, nonnegative = TRUE"),
     "expressions": Case(ask=lambda: [dps.sql(EXPRESSIONS)]),
     "arithmetic": asked("100 * COUNTIF(seconds > 30) / COUNT(*) AS percent, 2 * COUNT(*) AS twice"),

@@ -105,5 +105,18 @@ OTHERS = {
         privacy_unit_period="6 hours",
         debias="global",
     ),
+    "units": query_of(**_SHOWN, window=Tumble("6 hours"), aggregates=(CountUnits("u"),)),
+    "sums": query_of(
+        **_SHOWN | {"epsilon": 24},
+        every="3 hours",
+        window=Tumble("12 hours"),
+        confidence=0.9,
+        max_groups_contributed=2,
+        aggregates=(
+            Count("n"),
+            Sum("s", column="x", contribution_bounds_per_row=(0, 10)),
+            Sum("d", column="x", contribution_bounds_per_row=(-5, 5)),
+        ),
+    ),
 }
 """Other windows, the other strategy, and totals of windows."""

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import dpstream as dps
@@ -24,6 +24,7 @@ from dpstream.rows.column_values import canonical, types_of, unwritable
 from dpstream.rows.row_ids import column_ids
 from dpstream.serve.release_segments import key_values
 from dpstream.serve.release_store import ReleaseStore
+from tests.support.long import some_examples
 
 KEY = bytes(range(16))
 DAY = 86_400_000
@@ -173,7 +174,7 @@ def test_every_type_of_arrow_is_here():
 
 
 @pytest.mark.parametrize("array", ACCEPTED, ids=lambda array: str(array.type))
-@settings(max_examples=20)
+@some_examples(20, of=2)
 @given(data=st.data())
 def test_equal_ids_are_shown_in_one_way(array, data):
     """Whatever rows there are, in whatever order, some of them NULL over any bits."""

@@ -110,7 +110,7 @@ def test_a_coarser_query_costs_twice_and_signed_columns_four_times():
     for query in (asked("7 days"), asked("7 days", aggregates=signed), asked("forever")):
         plan = plan_query(query)
         own, charged = plan.calibrated, plan.cost(BOOK)
-        several = len(plan.columns) > 1
+        several = len(plan.query.measures) > 1
         factor = 2 + (2 * plan.shares[1] / own.mu_squared if several else 0)
         assert float(charged["mu_squared"] / own.mu_squared) == pytest.approx(float(factor))
         assert charged["error"].xi == 2 * own.error.xi

@@ -29,6 +29,7 @@ from dpstream.serve.metrics import (
 )
 from dpstream.serve.worker import Supervisor, died
 from tests.support.pipelines import HEADERS, TOKEN, operator_side
+from tests.support.processes import Command
 
 SAMPLE = re.compile(r'(\w+)(?:\{(\w+="(?:[^"\\\n]|\\.)*",?)+\})? (\S+)')
 
@@ -198,11 +199,9 @@ def test_a_live_run_answers_while_it_publishes(tmp_path):
     """The command, from outside: rows read, releases, budget, lag; then an orderly stop."""
     (tmp_path / "in").mkdir()
     (tmp_path / "live.toml").write_text(LIVE)
-    command = [sys.executable, "-m", "dpstream", "run", "live.toml", "--metrics", "0"]
-    command += ["--log-format", "json"]
-    run = subprocess.Popen(
-        command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    )
+    words = ("run", "live.toml", "--metrics", 0, "--log-format", "json")
+    pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+    run = Command(*words, cwd=tmp_path, **pipes)
     try:
         address = ""
         while not address:

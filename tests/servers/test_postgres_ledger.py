@@ -32,6 +32,7 @@ from dpstream.privacy.ledger import ledger as ledgers
 from dpstream.privacy.ledger.charges import Cells, Charge
 from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.ledger.store import LedgerAddress, as_ledger_place
+from dpstream.privacy.state.run_directory import read_about
 from tests.golden.corpus import Golden, outcome, rows_text, run_options
 from tests.golden.queries import SINK_QUERY, in_utc, write_parquet
 from tests.laws import test_one_book as laws
@@ -611,3 +612,86 @@ def test_a_commit_waits_for_the_disk(uri, monkeypatch):
     setting = ledger._journal._connection.execute("SHOW synchronous_commit").fetchone()
 
     assert setting == ("on",)
+
+
+# Moved here from a file
+
+MOVED = {"because": "several hosts", "who": "ana"}
+
+
+def uniform(ledger, state, **more):
+    """A run that is charged at every step."""
+    mechanism = dps.mechanisms.Uniform(epsilon=1, window=4)
+    return dps.Runner(mechanism, secret=SECRET, ledger=ledger, state=state, **more)
+
+
+def test_a_file_moves_here_and_its_runs_go_on(tmp_path, uri):
+    """The same noise, no new charge; the file, and whoever still has it open, is refused."""
+    counts, book = np.arange(9).reshape(9, 1), tmp_path / "book"
+    with uniform(tmp_path / "other", tmp_path / "whole", run_id=RUN) as whole:
+        expected = values(whole, counts)
+    with uniform(book, tmp_path / "state", run_id=RUN) as running:
+        published = values(running, counts[:3])
+        with closing(Ledger(book)) as ledger:
+            ledger.move_to(as_ledger_place(uri), **MOVED)
+        with pytest.raises(LedgerError, match=r"was moved to postgresql:.*several hosts.*name"):
+            running.step(counts[3])
+    with pytest.raises(LedgerError, match="was moved to"):
+        Ledger(book).report()
+    for end in (6, 9):
+        with uniform(uri, tmp_path / "state") as again:
+            published = published[: again.steps_done]
+            published += values(again, counts[again.steps_done : end])
+
+    assert read_about(tmp_path / "state")["ledger place"] == str(as_ledger_place(uri))
+    assert published == expected
+    assert sum(step >= 3 for step in charged(uri)) >= 2
+    with closing(Ledger(tmp_path / "other")) as other, closing(Ledger(uri)) as moved:
+        assert moved.report()[0]["spent"] == other.report()[0]["spent"]
+    with closing(Ledger(book)) as ledger:
+        ledger.move_to(as_ledger_place(uri), **MOVED)  # done before: nothing is left to do
+        with pytest.raises(LedgerError, match=r"was moved to .* before"):
+            ledger.move_to(as_ledger_place(uri + "_2"), **MOVED)
+
+
+def test_a_ledger_with_records_takes_no_other(tmp_path, uri):
+    """Two budgets are not one; the file is not fenced for nothing."""
+    opened(uri).close()
+    file = opened(tmp_path / "book")
+    with pytest.raises(LedgerError, match="records of its own"):
+        file.move_to(as_ledger_place(uri), **MOVED)
+    assert file.charge("flu", charge(0))
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_move_that_is_killed_goes_on(tmp_path, uri, when, monkeypatch):
+    """Between the two nothing can be charged; a compacted file moves with what it has folded."""
+    monkeypatch.setattr(ledgers, "_WORTHWHILE", 1)
+    monkeypatch.setattr(ledgers, "_VERBATIM", timedelta())
+    file = opened(tmp_path / "book")
+    for step in range(6):
+        file.charge("flu", charge(step))
+    identity = file.identity()
+    monkeypatch.setattr(type(file._journal), "is_long", True)
+    file.compact()
+    file.charge("flu", charge(6))
+    head, spent = file.head(), file.report()
+    fill = PostgresLedger.fill
+
+    def killed(store, *given):
+        if when == "after":
+            fill(store, *given)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(PostgresLedger, "fill", killed)
+    with pytest.raises(KeyboardInterrupt):
+        file.move_to(as_ledger_place(uri), **MOVED)
+    with pytest.raises(LedgerError, match="was moved to"):
+        file.charge("flu", charge(7))
+    monkeypatch.setattr(PostgresLedger, "fill", fill)
+    file.move_to(as_ledger_place(uri), **MOVED)
+    with closing(Ledger(uri)) as moved:
+        assert moved.report() == spent
+        assert moved.has(head)
+        assert moved.replaces(identity)
+        assert moved.charge("flu", charge(7))

@@ -107,7 +107,7 @@ class WhenSeen:
     seen: Callable[[Path], object]
 
     def strike(self, kind: KindOfRun, place: Path) -> int:
-        pid = start_fork(lambda: kind.finish(place))
+        pid = start_fork(lambda: kind.finish(place), trials=True)
         try:
             until(lambda: self.seen(place), every=0.001)
         finally:

@@ -1,16 +1,15 @@
-"""Real servers in processes of their own, on free ports of loopback, and who follows them."""
+"""Servers in processes of their own, on free ports of loopback, and who follows them."""
 
 import http.client
 import json
 import os
 import signal
 import subprocess
-import sys
 import threading
 from contextlib import contextmanager, suppress
 from urllib.parse import urlsplit
 
-_START = "from dpstream.cli import main; main()"
+from tests.support.processes import Command
 
 
 class Served:
@@ -18,10 +17,10 @@ class Served:
 
     def __init__(self, pipeline, *options):
         environment = os.environ | {"DPSTREAM_OPERATOR_TOKEN": "a token for tests alone"}
-        command = [sys.executable, "-c", _START, "serve", str(pipeline), "--json"]
-        command += ["--port", "0", "--operator-port", "0", "--grid", "0.1", *options]
-        self.process = subprocess.Popen(
-            command,
+        words = ("serve", pipeline, "--json", "--port", 0, "--operator-port", 0, "--grid", 0.1)
+        self.process = Command(
+            *words,
+            *options,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=environment,
@@ -35,7 +34,8 @@ class Served:
     def ask(self, path, *, method="GET", body=None, side="public", **headers):
         """Status and body of one request."""
         place = urlsplit(self.public if side == "public" else self.operator)
-        headers |= {"authorization": "Bearer a token for tests alone"} if side == "operator" else {}
+        if side == "operator":
+            headers |= {"authorization": "Bearer a token for tests alone"}
         connection = http.client.HTTPConnection(place.hostname, place.port, timeout=30)
         try:
             connection.request(method, path, body=body, headers=headers)

@@ -195,7 +195,8 @@ class QueryRuns:
             shown = by_place.setdefault(place, [])
             if plan.query.totals:
                 about = json.loads(publication.table.schema.metadata[b"dpstream"])
-                shown.append(np.full((places, 1), about["kept_share"]))
+                seen = [about["bias"][name] for name in ("share", "dropped", "units_beyond")]
+                shown.append(np.full((places, len(seen)), np.array(seen, np.float64)))
             shown.append(values_by_run(publication.table, columns, runs=places, groups=width))
             for name, numbers in self.looks(publication.table).items():
                 looked = pa.table({"key": publication.table["key"], name: numbers})

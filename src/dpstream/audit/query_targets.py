@@ -19,11 +19,11 @@ from dpstream.audit.controls.broken_engine import (
     BoundsOffByOne,
     ColumnTypeFromData,
     KeyAsSpelled,
-    NoiseForOneOfferedRow,
+    NoiseForOneDroppedRow,
     OnlyTouchedKeys,
     TailPerTrigger,
     ThresholdWithoutPlusOne,
-    UncappedOfferedRows,
+    UncappedDroppedRows,
     UnitBySpelling,
     UnitCountedTwice,
     UnitEntersAgain,
@@ -48,7 +48,8 @@ from dpstream.query.query import Query
 from dpstream.query.windows import Cumulate, Hop, Tumble
 
 EPSILON, DELTA = 2, 0.02
-OFFERED = 8
+DROPPED = 8
+OFFERED = DROPPED + 2  # one is kept, and one is beyond those that count
 W, SERIES_DELTA = 3, 0.01
 _W_EVENT = f"epsilon = {EPSILON}, privacy_unit = 'w_event', w = {W}"
 _UNIFORM = f"{_W_EVENT}, mechanism = 'uniform'"
@@ -72,6 +73,7 @@ def day_query(**facts: Any) -> Query:
         "max_groups_contributed": 2,
         "pre_threshold": 0,
         "buffers": 2,
+        "report_bias": False,
     }
     return Query(**common | facts)
 
@@ -79,16 +81,17 @@ def day_query(**facts: Any) -> Query:
 def debias_query(**facts: Any) -> Callable[[int], Query]:
     """From the number of runs: one hour after the other, each a run.
 
-    A unit may offer eight rows, of which one is kept; totals have as much budget as counts.
+    One row of a unit is kept, and eight dropped ones count; totals have as much budget as counts.
     """
     common: dict[str, Any] = {
         "window": Tumble("1 hour"),
         "every": None,
         "privacy_unit_period": "1 hour",
         "max_groups_contributed": 1,
+        "report_bias": True,
         "debias": "global",
-        "debias_rows": OFFERED,
-        "weights": (("debias", 1),),
+        "max_dropped_rows": DROPPED,
+        "weights": (("bias", 1),),
     }
 
     def query(runs: int) -> Query:
@@ -346,14 +349,14 @@ def query_controls() -> Catalogue:
             runs=(120, 400),
         ),
         debias_units_not_capped=_debias_control(
-            "Rows offered are counted without a bound for a unit.",
+            "Dropped rows are counted without a bound for a unit.",
             20 * OFFERED,
-            flow=UncappedOfferedRows,
+            flow=UncappedDroppedRows,
         ),
         debias_noise_for_one_row=_debias_control(
-            f"Noise on rows offered for one row of a unit, which offers {OFFERED}.",
+            f"Noise on dropped rows for one row of a unit, of which {DROPPED} count.",
             OFFERED,
-            plan=NoiseForOneOfferedRow,
+            plan=NoiseForOneDroppedRow,
         ),
     )
 

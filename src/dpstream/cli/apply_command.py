@@ -82,7 +82,17 @@ def _in_words(change: Change) -> str:
         words.append(f"run {ending.run[:8]} {until} for good{why}; its releases stay")
     if query is not None and change.kind != "unchanged":
         words.append(f"charged: {cost_in_words(query)}{_begins(change)}")
+    if _loses_windows(change):
+        words.append(
+            "windows that reach over this moment (HOP) are published by neither of the two"
+        )
     return "\n          ".join(words)
+
+
+def _loses_windows(change: Change) -> bool:
+    """Do windows reach over the end of the old run, and the beginning of the new one?"""
+    window = None if change.query is None else change.query.window
+    return change.ending is not None and window is not None and window.kind == "hop"
 
 
 def _begins(change: Change) -> str:
@@ -111,6 +121,7 @@ def _facts(change: Change) -> dict[str, Any]:
         facts |= {"ended_run": ending.run, "until": until, "remark": change.remark}
     if query is not None and change.kind != "unchanged":
         first = _first(change)
+        facts["windows_over_the_border"] = "lost" if _loses_windows(change) else "none"
         facts |= {"charge": cost_in_words(query), "from": None if first is None else iso(first)}
         if isinstance(query, Query):
             facts |= {"epsilon": str(query.epsilon), "delta": str(query.delta)}

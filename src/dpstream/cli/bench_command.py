@@ -36,6 +36,10 @@ def bench(
     days: Annotated[
         int | None, Option(help="Of year: how many days are simulated, instead of 365.")
     ] = None,
+    earlier: Annotated[
+        Path | None,
+        Option(help="Of year: the src folder of an earlier version, to upgrade from."),
+    ] = None,
 ) -> None:
     """Measure dpstream, against its peers where they are installed."""
     benches = _benches()
@@ -47,9 +51,10 @@ def bench(
         raise InvalidParameter(
             f"there is no bench {name!r}; choose all, report, or one of: {known}"
         )
-    if days is not None and name != "year":
-        raise InvalidParameter(f"only the bench year has --days; got {name!r}")
-    more = {} if days is None else {"more": {"days": days}}
+    asked = {"days": days, "earlier": earlier}
+    more = {key: value for key, value in asked.items() if value is not None}
+    if more and name != "year":
+        raise InvalidParameter(f"only the bench year has --{next(iter(more))}; got {name!r}")
     results = []
     for each in benches.BENCHES if name == "all" else [name]:
         note(f"bench {each}: {benches.BENCHES[each]}")
@@ -59,7 +64,7 @@ def bench(
                 quick=quick,
                 out=out,
                 progress=lambda done, total, what: progress(done, total),
-                **more,
+                more=more,
             )
         results.append(result)
         if not as_json:

@@ -21,11 +21,14 @@ from dpstream.cli.command_options import (
     table_paths,
 )
 from dpstream.cli.output import PROBLEMS, AsJson, note, print_json
-from dpstream.cli.sql_command import Settings, compile_text, source_paths
+from dpstream.cli.sql_command import Functions, Params, Settings, compile_text, source_paths
 from dpstream.engines.clock import SystemClock
 from dpstream.errors import InvalidInput, InvalidParameter
 from dpstream.explanation import explain
 from dpstream.explanation.plan_facts import noise_in_words
+from dpstream.privacy.ledger.charges import Terms
+from dpstream.query.noise_plan import plan_query
+from dpstream.query.query import Query
 from dpstream.session import Feed, with_tables
 from dpstream.session.budget import AnyQuery
 from dpstream.session.first_rows import RowSample
@@ -46,6 +49,8 @@ class Subject:
     refused: str = ""
     """Why its book would refuse it."""
     charged: bool = False
+    terms: Terms | None = None
+    """Of its book, as far as they are known."""
 
 
 def check(
@@ -64,6 +69,8 @@ def check(
     settings: Settings = None,
     public: PublicTables = None,
     registry: RegistryTables = None,
+    params: Params = None,
+    functions: Functions = None,
     live: Annotated[
         bool, Option("--live", help="With SQL: a directory that grows, by the clock.")
     ] = False,
@@ -76,13 +83,14 @@ def check(
     Example: dpstream check pipeline.toml && dpstream run pipeline.toml
     """
     if text.endswith(".toml"):
-        if settings or sources or public or registry:
+        if settings or sources or params or functions or public or registry:
             raise InvalidParameter(
-                f"--set, --source, --public and --registry go with SQL; change {text} instead"
+                "--set, --param, --function, --public, --registry and --source go with SQL; change "
+                f"{text} instead"
             )
         subjects = _of_pipeline(Path(text), name)
     else:
-        compiled = compile_text(text, None, settings or [])
+        compiled = compile_text(text, None, settings or [], params, functions)
         query = with_tables(
             compiled.query,
             public=table_paths("--public", public),
@@ -123,10 +131,12 @@ def _of_pipeline(path: Path, name: str | None) -> list[Subject]:
             ledger=book.ledger,
             dataset=book.dataset,
             terms=book.terms(),
+            analysts=pipeline.analysts,
         )
         subjects += [
             Subject(
                 query=query,
+                terms=book.terms(),
                 feed=pipeline.feeds[query.name],
                 state=pipeline.state,
                 dataset=book.dataset,
@@ -167,9 +177,18 @@ def _report(subject: Subject, rows: int) -> dict[str, Any]:
             "dataset": subject.dataset,
             "charged_before": subject.charged,
             "fits": not subject.refused,
+            **_charge(query, subject.terms),
         },
         "memory": plan.memory,
     }
+
+
+def _charge(query: AnyQuery, terms: Terms | None) -> dict[str, Any]:
+    """What the book counts of a query over users, which may have other periods than the book."""
+    if terms is None or not isinstance(query, Query) or terms.measure != "mu_squared":
+        return {}
+    amount = plan_query(query.starting(SystemClock().now())).cost(terms)["mu_squared"]
+    return {"charge": float(amount), "of_the_book": float(amount / terms.total)}
 
 
 def _judge(place: str, sample: RowSample, problems: list[str], remarks: list[str]) -> None:
@@ -201,7 +220,12 @@ def _in_words(query: str, report: Mapping[str, Any]) -> str:
         lines += [f"  {topic:<12}{words}" for topic, words in _sample_lines(place, facts)]
     budget = report["budget"]
     fits = "charged before, and not again" if budget["charged_before"] else budget["words"]
-    room = "" if budget["fits"] else "; it does not fit"
+    room = ""
+    if "charge" in budget:
+        share = f"{budget['of_the_book']:.1%} of it"
+        room = f"; the book counts mu^2 = {budget['charge']:.6g}, {share}"
+    if not budget["charged_before"]:
+        room += "; it fits" if budget["fits"] else "; it does not fit (see the problem below)"
     lines += [f"  {'noise':<12}{c['column']}: {noise_in_words(c)}" for c in report["noise"]]
     lines += [
         f"  {'keys':<12}{report['keys']['words']}",

@@ -143,14 +143,14 @@ def build_mechanism(
 
 
 def read_settings(
-    settings: Sequence[str], taken: Collection[str] = (), *, word: str = "name"
+    settings: Sequence[str], taken: Collection[str] = (), *, word: str = "name", flag: str = "--set"
 ) -> dict[str, str]:
     """`--set name=value` as a dict; no name twice, and none that is `taken`."""
     given: dict[str, str] = {}
     for setting in settings:
         name, equals, text = setting.partition("=")
         if not equals or not name:
-            raise InvalidParameter(f"--set needs {word}=value; got {setting!r}")
+            raise InvalidParameter(f"{flag} needs {word}=value; got {setting!r}")
         if name in given or name in taken:
             raise InvalidParameter(f"{name} is given twice")
         given[name] = text

@@ -72,6 +72,11 @@ thousands; US Bureau of Labor Statistics, series LNU03000018. One protected even
 persons in one month: each release hides one event a month, in any 12 successive months, within
 epsilon = 1.
 """
+FIGURES = """\
+{mechanism}: {summary}
+  mean absolute error {mean_absolute_error:.1f} of {mean_value:.0f}, \
+noise stddev {noise_stddev:.1f}, {paid_steps} of {steps} steps paid, \
+{within_two_stddev:.0%} of the truth within the band"""
 HELD = "  (a held value repeats an old step: its ± knows its noise, not how far the stream moved)\n"
 NEXT = """\
 Next:
@@ -161,10 +166,8 @@ def play(
     seconds *= 2 if serve else 1  # a server starts, then its worker
     triggers = tour.kill_after + math.ceil(tour.gone_for + 1.5 * seconds) + tour.then
     start = math.ceil(time.time() + seconds)
-    times = [datetime.fromtimestamp(at, UTC) for at in (start, start + triggers)]
-    first, last = (at.replace(tzinfo=None) for at in times)
-    query = QUERY.format(start=first, end=last)
-    (folder / "pages.sql").write_text(query)
+    first, last = (f"{datetime.fromtimestamp(at, UTC):%F %T}" for at in (start, start + triggers))
+    (folder / "pages.sql").write_text(query := QUERY.format(start=first, end=last))
     feed = Feed(folder / "clicks", start, triggers, rows_per_second=tour.rows_per_second)
     engine = Engine(folder, serve=serve, triggers=triggers, patience=seconds + triggers + _TIMEOUT)
     told = 0
@@ -205,8 +208,7 @@ def play(
         "killed_after": len(before),
         "exit_code": code,
         "repeated": repeated,
-        "identical": all(again[index] == before[index] for index in repeated)
-        and all(now[index] == before[index] for index in before),
+        "identical": now | before == now == now | again,
         "last_release": engine.newest()[1],
         "truth": feed.truth(),
     }
@@ -216,12 +218,11 @@ class Feed:
     """Moves files of made-up clicks into a directory from `start` on, and knows the truth."""
 
     def __init__(self, folder: Path, start: int, seconds: int, *, rows_per_second: int) -> None:
-        self._folder, self._begin = folder, start
+        self._folder, self._begin, self.rows = folder, start, 0
         self._each = rows_per_second // _FILES_PER_SECOND
         files = seconds * _FILES_PER_SECOND - 1  # one more would meet the last trigger
-        users = max(files * self._each // 2, 1)
-        self._table = clicks(files * self._each, users=users).select(["user", "page"])
-        self.rows = 0
+        rows = files * self._each
+        self._table = clicks(rows, users=rows // 2).select(["user", "page"])
         folder.mkdir()
 
     def write_due(self) -> None:
@@ -270,10 +271,8 @@ class Engine:
     def pid(self) -> int:
         """The process that runs the query; a server's worker is its only child."""
         pid = self._child.pid
-        if self._serve:
-            children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-            return int(children[0]) if children else pid
-        return pid
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text() if self._serve else ""
+        return int(children.split()[0]) if children else pid
 
     def kill(self, pid: int) -> int:
         """Kill it with signal 9; what is published once more goes to a second sink, too."""
@@ -374,7 +373,7 @@ def _publish_series(console: Console) -> dict[str, Any]:
     """Two releases of a bundled series that share a book, and one that does not fit into it."""
     with as_file(files("dpstream") / "data" / _SERIES) as path:
         rows = read_series(path)
-    months = [month[:7] for month in rows.times or []]
+    truth, months = rows.block, [month[:7] for month in rows.times or []]
     console.print(INTRO.format(first=months[0], last=months[-1]))
     ledger, dataset = Ledger(), "unemployment"
     ledger.open(dataset, Terms(unit="w_event", total=Fraction(2), window=12))
@@ -382,16 +381,19 @@ def _publish_series(console: Console) -> dict[str, Any]:
     def publish(name: str) -> Series:
         mechanism: Any = find(name)
         mechanism = mechanism(epsilon=1, window=12)
-        return release(mechanism, rows.block, ledger=ledger, dataset=dataset, name=name)
+        return release(mechanism, truth, ledger=ledger, dataset=dataset, name=name)
 
     both = {name: publish(name) for name in ("uniform", "sample")}
     table = Table("month", *both, "truth (demo only)", box=None, pad_edge=False)
     for step in range(-_STEPS, 0):
         bars = ((one.values[step, 0], 2 * one.stddev[step, 0]) for one in both.values())
         values = [f"{value:,.0f} ± {width:,.0f}" for value, width in bars]
-        table.add_row(months[step], *values, f"{rows.block[step, 0]:,.0f}")
+        table.add_row(months[step], *values, f"{truth[step, 0]:,.0f}")
     console.print(table, "")
-    figures = [_figures(console, name, rows.block, series) for name, series in both.items()]
+    figures = [_figures(name, truth, series) for name, series in both.items()]
+    for figure, series in zip(figures, both.values(), strict=True):
+        summary = about(figure["mechanism"])["summary"]
+        console.print(FIGURES.format(summary=summary, **figure), HELD * any(series.held), sep="\n")
     try:
         publish("uniform")
     except BudgetExceeded as problem:
@@ -401,29 +403,21 @@ def _publish_series(console: Console) -> dict[str, Any]:
     console.print("The ledger, a book of epsilon = 2 that both releases share:\n")
     print_books(console, ledger.report())
     console.print(f"A third release is refused: {refusal.partition(';')[0]}.\n")
-    facts = {"series": _SERIES, "columns": rows.names, "steps": len(rows.block)}
+    facts = {"series": _SERIES, "columns": rows.names, "steps": len(truth)}
     return facts | {"releases": figures, "refused": refusal, "ledger": ledger.report()}
 
 
-def _figures(console: Console, name: str, truth: Reals, series: Series) -> dict[str, Any]:
-    """How far a release is from the truth, in all steps; told and returned."""
+def _figures(name: str, truth: Reals, series: Series) -> dict[str, Any]:
+    """How far a release is from the truth, in all steps."""
     error = np.abs(series.values - truth)
-    figures = {
+    return {
         "mechanism": name,
         "epsilon": 1,
         "window": 12,
+        "steps": len(series),
         "mean_absolute_error": float(error.mean()),
         "mean_value": float(truth.mean()),
         "noise_stddev": float(series.stddev.mean()),
         "paid_steps": sum(series.paid),
         "within_two_stddev": float((error <= 2 * series.stddev).mean()),
     }
-    console.print(
-        f"{name}: {about(name)['summary']}\n  mean absolute error "
-        f"{figures['mean_absolute_error']:.1f} of {figures['mean_value']:.0f}, noise stddev "
-        f"{figures['noise_stddev']:.1f}, {figures['paid_steps']} of {len(series)} steps paid, "
-        f"{figures['within_two_stddev']:.0%} of the truth within the band\n"
-        + HELD
-        * any(series.held)
-    )
-    return figures

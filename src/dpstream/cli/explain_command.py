@@ -10,7 +10,7 @@ from typer import Argument, Option
 
 from dpstream.cli.command_options import PublicTables, RegistryTables, table_paths
 from dpstream.cli.output import AsJson, print_json
-from dpstream.cli.sql_command import Settings, compile_text
+from dpstream.cli.sql_command import Functions, Params, Settings, compile_text
 from dpstream.errors import InvalidParameter
 from dpstream.explanation import explain as explain_query
 from dpstream.session import with_tables
@@ -32,16 +32,19 @@ def explain(
     settings: Settings = None,
     public: PublicTables = None,
     registry: RegistryTables = None,
+    params: Params = None,
+    functions: Functions = None,
     as_json: AsJson = False,
 ) -> None:
     """Explain a query: plan, sensitivity, noise, keys, budget, memory, what it leaves open."""
     if text.endswith(".toml"):
-        _explain_pipeline(Path(text), name, settings or [], as_json=as_json)
+        given = [*(settings or []), *(params or []), *(functions or [])]
+        _explain_pipeline(Path(text), name, given, as_json=as_json)
         return
     if name is not None:
         raise InvalidParameter("--query chooses among the queries of a pipeline.toml")
     query = with_tables(
-        compile_text(text, None, settings or []).query,
+        compile_text(text, None, settings or [], params, functions).query,
         public=table_paths("--public", public),
         registry=table_paths("--registry", registry),
     )
@@ -57,7 +60,9 @@ def _explain_pipeline(
 ) -> None:
     """Every query of a pipeline, or one of them, each under its name."""
     if settings:
-        raise InvalidParameter(f"--set goes with SQL; change the query in {path}")
+        raise InvalidParameter(
+            f"--set, --param and --function go with SQL; change the query in {path}"
+        )
     queries: dict[str, AnyQuery] = {query.name: query for query in load_pipeline(path).queries}
     if name is not None and name not in queries:
         raise InvalidParameter(

@@ -7,7 +7,6 @@ import math
 from collections.abc import Iterable, Iterator
 from contextlib import closing
 from fractions import Fraction
-from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -31,9 +30,9 @@ from dpstream.privacy.ledger.refusals import (
     promise_in_words,
     spent_and_left,
 )
-from dpstream.privacy.ledger.store import LedgerPlace, as_ledger_place
-from dpstream.query.book_periods import loss_over
-from dpstream.query.windows import duration, in_words
+from dpstream.privacy.ledger.store import LedgerAddress, LedgerPlace, as_ledger_place
+from dpstream.query.book_periods import book_ticks, loss_over
+from dpstream.query.windows import duration, in_words, iso
 from dpstream.session.pipeline import load_pipeline
 
 _HELP = "a file, or postgresql://user@host/database"
@@ -68,6 +67,8 @@ Whose = Annotated[str | None, Option(help="Which book, if the ledger has several
 Because = Annotated[str, Option(metavar="TEXT", help="Why; it is written into the ledger.")]
 Who = Annotated[str | None, Option(help="Who says so (default: the login name).")]
 _BAR = 24  # characters
+_PROGRESS = ("amount", "reached", "minted", "begun")  # what a run writes as it goes on
+_SAME = ("dataset", "query", "purpose", "amount", "kind")
 _ALLOWANCES = {"tail": "of delta to find keys", "drift": "to round noise"}
 
 
@@ -206,7 +207,7 @@ def history(
         record
         for book_file in _opened(paths)
         for record in book_file.history(dataset)
-        if not wanted or "repaired" in record or record.get("dataset", record.get("book")) in wanted
+        if not wanted or record.get("dataset", record.get("book", "")) in {"", *wanted}
     ]
     if wants_json():
         print_json(records)
@@ -233,6 +234,40 @@ def repair(
         book_file.repair(because=because)
         records = len(list(book_file.history()))
     print(f"{place} is taken as it is, with {records} records; the last one says why")
+
+
+@app.command("move", epilog="Example: dpstream ledger move book postgresql://ana@db/books ...")
+def move(
+    place: Annotated[Path, Argument(metavar="FROM", help="The ledger file.")],
+    to: Annotated[
+        LedgerPlace,
+        Argument(metavar="TO", help="postgresql://user@host/database", parser=as_ledger_place),
+    ],
+    because: Because,
+    who: Who = None,
+    as_json: AsJson = False,
+) -> None:
+    """Move a ledger file to PostgreSQL; the file is not charged any more, whoever still has it.
+
+    Every record comes along, so runs go on at no new charge once the pipeline file, or --ledger,
+    names the new place. Killed half-way nothing can be charged; the same command goes on.
+    """
+    if not isinstance(to, LedgerAddress):
+        raise InvalidParameter(
+            f"TO must be a server, postgresql://user@host/database; got {to}; a file is moved with "
+            "mv, together with its .head, and dpstream state adopt"
+        )
+    if not place.is_file():
+        raise LedgerError(f"there is no ledger at {place}")
+    with closing(Ledger(place)) as book_file:
+        book_file.move_to(to, because=because, who=who or getpass.getuser())
+    with closing(Ledger(to)) as moved:
+        books = [book["dataset"] for book in moved.report()]
+    if wants_json():
+        print_json({"moved": str(place), "to": str(to), "datasets": books})
+        return
+    print(f"{place} is now {to}, with the books of {', '.join(books) or 'nobody'}")
+    note(f"name {to} in the pipeline file ([budget] ledger) and with --ledger; keep the old file")
 
 
 @app.command("grow", epilog="Example: dpstream ledger grow book --epsilon 4 --because 'agreed'")
@@ -448,7 +483,7 @@ def _existing(
         commands = (
             ""
             if place is None
-            else " (the commands are show, open, plan, grow, allow, void, history and repair)"
+            else " (the commands are show, open, plan, grow, allow, void, move, history and repair)"
         )
         raise LedgerError(
             f"there is no ledger at {path}{commands}; a release with --ledger creates it, "
@@ -491,6 +526,10 @@ def books_with_dates(book_file: Ledger) -> list[dict[str, Any]]:
         for line in book["spent_on"]:
             at = times.get((book["dataset"], line["run"], line["query"], line["purpose"]), [""])
             line["first_at"], line["last_at"] = at[0], at[-1]
+            ended = book_file.known(line["run"]).ended
+            line["ended"] = ended is not None
+            if ended is not None:
+                line["ended_because"] = ended[0]
     return books
 
 
@@ -559,11 +598,40 @@ def _parts(book: dict[str, Any], total: Fraction, left: Fraction) -> str:
 def print_history(console: Console, records: Iterable[dict[str, Any]]) -> None:
     """One line per entry, oldest first."""
     table = new_table("when (UTC)", "dataset", "what", "amount", "steps")
-    for record, after in pairwise([*records, {}]):
-        goes_on = "reached" in record and "reached" in after and record["run"] == after["run"]
-        if not goes_on:
-            table.add_row(*_entry(record))
+    terms: dict[str, Terms] = {}
+    for first, last, count in _folded(records):
+        if "book" in first:
+            terms[first["book"]] = Terms.from_json(first["terms"])
+        at, dataset, what, amount, steps = _entry(last, terms)
+        if count > 1:
+            at = _clock(first["at"])
+            what += f" ({count:,} entries, the last {_clock(last['at'])})"
+            begun = _entry(first, terms)[4].partition("..")[0]
+            steps = f"{begun}..{steps.rpartition('..')[2]}" if steps else ""
+        table.add_row(at, dataset, what, amount, steps)
     console.print(table)
+
+
+def _folded(records: Iterable[dict[str, Any]]) -> list[list[Any]]:
+    """First record, last one, and how many: steps of a run are one entry until something happens.
+
+    They stand where the first of them does.
+    """
+    entries: list[list[Any]] = []
+    going_on: dict[tuple[Any, ...], list[Any]] = {}
+    for record in records:
+        kind = next((fact for fact in _PROGRESS if fact in record), None)
+        key = (record.get("run"), kind, *(record.get(name) for name in _SAME))
+        if kind is None:
+            for each in [each for each in going_on if each[0] == record.get("run")]:
+                del going_on[each]
+        elif key in going_on:
+            going_on[key][1:] = [record, going_on[key][2] + 1]
+            continue
+        entries.append([record, record, 1])
+        if kind is not None:
+            going_on[key] = entries[-1]
+    return entries
 
 
 def _change(record: dict[str, Any]) -> str:
@@ -591,25 +659,29 @@ def _spent_on(lines: list[dict[str, Any]]) -> Table:
     headings = ["run", "query", "purpose", "steps", "charges", "each"]
     analysts = any("analyst" in line for line in lines)
     headings[2:2] = ["analyst"] if analysts else []
-    when = any(line.get("last_at") for line in lines)
-    if when:
-        headings.append("last charged (UTC)")
+    when, ended = (any(line.get(key) for line in lines) for key in ("last_at", "ended_because"))
+    headings += ["last charged (UTC)"] if when else []
+    headings += ["ended for good"] if ended else []
     table = new_table(*headings, right=("charges", "each"))
     for line in lines:
         each = Fraction(line["amount"]) / max(line["charges"], 1)
         cells = [line["run"][:8], line["query"] or "-", line["purpose"]]
         cells[2:2] = [line.get("analyst", "-")] if analysts else []
         cells += [f"{line['first_step']}..{line['last_step']}", str(line["charges"]), show(each)]
-        table.add_row(*cells, *([_clock(line["last_at"])] if when else []))
+        cells += [_clock(line["last_at"])] if when else []
+        cells += [line.get("ended_because", "-")] if ended else []
+        table.add_row(*cells)
     return table
 
 
-def _about_run(record: dict[str, Any]) -> tuple[str, str]:
+def _about_run(record: dict[str, Any], terms: Terms | None) -> tuple[str, str]:
     """What a record says of a run, and of which step."""
     if "ended" in record:
         return f"was ended for good by {record['who']}: {record['ended']}", ""
     if "begun" in record:
-        return f"draws for units up to period {record['begun']}", ""
+        ticks = None if terms is None else book_ticks(terms)
+        which = record["begun"] if ticks is None else f"of {iso(ticks.at(record['begun']))}"
+        return f"draws for units up to the period {which}", ""
     if "epoch" in record:
         return "was started, or goes on", ""
     if "reached" in record:
@@ -626,7 +698,7 @@ def _about_run(record: dict[str, Any]) -> tuple[str, str]:
     return f"was adopted by {record['who']}: {record['adopted']}", ""
 
 
-def _entry(record: dict[str, Any]) -> tuple[str, str, str, str, str]:
+def _entry(record: dict[str, Any], terms: dict[str, Terms]) -> tuple[str, str, str, str, str]:
     at = _clock(record["at"])
     if "book" in record:
         until = " (until somebody sets its budget)" if "provisional" in record else ""
@@ -634,6 +706,9 @@ def _entry(record: dict[str, Any]) -> tuple[str, str, str, str, str]:
         return at, record["book"], what, "", ""
     if "repaired" in record:
         return at, "", f"taken as it is: {record['repaired']}", "", ""
+    if "moved_from" in record:
+        said = f"{record['who']}: {record['because']}"
+        return at, "", f"moved here from {record['moved_from']} by {said}", "", ""
     if "compacted" in record:
         return at, "", f"what is from before {_clock(record['compacted'])} was folded", "", ""
     dataset = record["dataset"]
@@ -652,7 +727,7 @@ def _entry(record: dict[str, Any]) -> tuple[str, str, str, str, str]:
         by = f" by {record['analyst']}" if "analyst" in record else ""
         return at, dataset, f"run {record['run'][:8]} started{by}", "", ""
     if is_about_run(record):
-        what, steps = _about_run(record)
+        what, steps = _about_run(record, terms.get(dataset))
         return at, dataset, f"run {record['run'][:8]} {what}", "", steps
     if "peak" in record:
         return at, dataset, "moved here from memory", "", ""

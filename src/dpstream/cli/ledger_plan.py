@@ -59,6 +59,8 @@ class PlannedQuery:
     """"charged" before, "fits", or why it does not."""
     changes: Sequence[Mapping[str, Any]] = ()
     """What another epsilon of this query would leave, and do to its noise."""
+    by_period: bool = False
+    """Does its charge count in the periods that it reads alone?"""
 
     @property
     def counts(self) -> bool:
@@ -74,9 +76,13 @@ class PlannedQuery:
     def counts_at(self, moment: datetime) -> bool:
         """Does its charge count for units of that moment?"""
         start, end = self.query.start, self.query.end
-        by_period = self.query.privacy_unit_period != "forever" and isinstance(self.query, Query)
-        late = by_period and end is not None and _moment(end) <= moment
+        late = self.by_period and end is not None and _moment(end) <= moment
         return self.counts and not late and (start is None or _moment(start) <= moment)
+
+    def over(self, now: datetime) -> str:
+        """Says if it has published all it had to."""
+        end = self.query.end
+        return "" if end is None or _moment(end) > now else f", over since {_moment(end):%Y-%m-%d}"
 
     def begins(self, now: datetime) -> datetime:
         """When its charge begins to count."""
@@ -315,6 +321,7 @@ def _plan_users(
             analyst=pipeline.analysts.get(name, ""),
             amount=plan.cost(terms)["mu_squared"],
             state=states[name],
+            by_period=book_ticks(terms) is not None,
             changes=[] if name in charged else _changes(terms, plan, states[name], left),
         )
         for name, plan in plans.items()
@@ -436,7 +443,7 @@ def print_plan(console: Console, plan: LedgerPlan) -> None:
                 one.asks(book.terms),
                 f"{float(one.amount / book.terms.total):.1%}",
                 f"{one.begins(plan.now):%Y-%m-%d}",
-                one.state.partition(":")[0],
+                one.state.partition(":")[0] + one.over(plan.now),
             )
         print_whole(console, table)
         for one in book.queries:

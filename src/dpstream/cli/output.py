@@ -94,6 +94,20 @@ def wants_json() -> bool:
     return _as_json
 
 
+def logs_lines() -> bool:
+    """Are log lines written, which tell of every release?"""
+    return _lines is not None and _LOG.isEnabledFor(logging.INFO)
+
+
+def counted(number: int, what: str) -> str:
+    """A number of things.
+
+    >>> counted(1, "step"), counted(1200, "file")
+    ('1 step', '1,200 files')
+    """
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
 def people() -> Console:
     """Where tables for people go; a pipe gets lines that do not wrap at 80 columns."""
     console = Console(markup=False, highlight=False, emoji=False)

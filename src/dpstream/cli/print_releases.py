@@ -26,7 +26,9 @@ def about(release: pa.Table) -> dict[str, Any]:
 def as_json(release: pa.Table, *, rows: bool = True) -> str:
     """One line: query, window, trigger and the rows, or only how many there are."""
     facts = about(release)
-    head = json.dumps({name: facts[name] for name in ("query", *_OF_RELEASE)})[:-1]
+    told = {name: facts[name] for name in ("query", *_OF_RELEASE)}
+    told |= {name: facts[name] for name in ("kept_share", "bias") if name in facts}
+    head = json.dumps(told)[:-1]
     if not rows:
         return f'{head}, "groups": {release.num_rows}}}'
     lines = b", ".join(jsonl(_without_place(release)).splitlines())
@@ -65,7 +67,37 @@ def in_full(release: pa.Table, *, zone: str = "UTC", everything: bool = False) -
     hidden = 0 if everything else max(0, release.num_rows - _MOST)
     if hidden:
         lines.append(f"... and {hidden:,} more rows; --all, --json or a sink has them")
+    lines.append(not_counted(about(release)))
     return "\n".join(line for line in lines if line) + "\n"
+
+
+def not_counted(facts: dict[str, Any]) -> str:
+    """What the bounds have left out of a release, in a sentence; empty where nobody has measured.
+
+    >>> bias = {"share": 0.92, "low": 0.9, "high": 0.94, "at_least": False}
+    >>> not_counted({"bias": bias})
+    'about 8% of the rows are not counted (6% to 10%): the bounds left them out'
+    >>> not_counted({"bias": bias | {"share": None}})
+    'too few rows to say how many the bounds left out'
+    """
+    bias = facts.get("bias")
+    if bias is None:
+        return ""
+    if bias["share"] is None:
+        words = "too few rows to say how many the bounds left out"
+    else:
+        lost, least, most = (1 - bias[name] for name in ("share", "high", "low"))
+        words = (
+            f"{'at least ' * bias['at_least']}about {_percent(lost)} of the rows are not counted "
+            f"({_percent(least)} to {_percent(most)}): the bounds left them out"
+        )
+    if "debiased" in bias:
+        words += "; made up for in " + (", ".join(bias["debiased"]) or "no column: too few rows")
+    return words
+
+
+def _percent(part: float) -> str:
+    return f"{part:.1%}" if 0 < part < 0.02 else f"{part:.0%}"
 
 
 def show(release: pa.Table, *, zone: str = "UTC", everything: bool = False) -> None:
@@ -81,7 +113,9 @@ def show(release: pa.Table, *, zone: str = "UTC", everything: bool = False) -> N
 
 
 def _without_place(release: pa.Table) -> pa.Table:
-    return release.drop_columns([name for name in _OF_RELEASE if name in release.column_names])
+    """Without the columns that have one value for all rows."""
+    names = {*_OF_RELEASE, "kept_share"}
+    return release.drop_columns([name for name in release.column_names if name in names])
 
 
 def _figure(value: Any, spread: Any) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from threading import Event, Thread
@@ -15,7 +15,7 @@ import typer
 from typer import Argument, Option
 
 from dpstream.cli.command_options import Anyway, Asker, LogFormat, LogLevel, TakeOver, TokenFile
-from dpstream.cli.output import INTERRUPTED, note, use_log, wants_json
+from dpstream.cli.output import INTERRUPTED, logs_lines, note, use_log, wants_json
 from dpstream.cli.print_releases import about, as_json, in_words, show
 from dpstream.cli.watch import (
     Stopper,
@@ -44,8 +44,10 @@ from dpstream.session.start_pipeline import (
     refuse_lost_secret,
     start,
     with_engine,
+    without_ended,
 )
 
+_LOOK = 0.2  # seconds between two looks at how far queries are
 _KEPT = (
     "what was published, and the exact sums behind it, which leave with noise only",
     "what was charged to the ledger, with digests of what was read",
@@ -117,11 +119,23 @@ def run(
             note(f"metrics: {address}, with the token from {token.source}")
             yield
 
+    before: Pipeline | None = None
     with stopper.reload_on_hangup():
         while again:
-            pipeline = with_engine(load_current(path), engine).asked_by(who)
-            how = {"once": once, "anyway": anyway, "take_over": take_over}
-            again = _run(pipeline, stopper, metrics_of, **how)
+            begun = Event()
+            how: dict[str, Any] = {"once": once, "anyway": anyway, "begun": begun}
+            how["strict"] = before is not None
+            try:
+                pipeline = with_engine(load_current(path), engine).asked_by(who)
+                again = _run(pipeline, stopper, metrics_of, take_over=take_over, **how)
+            except (DpstreamError, OSError) as problem:
+                if before is None or begun.is_set():
+                    raise
+                words = f"{path} is not taken up, and what ran goes on: {problem}"
+                note(words, level=logging.ERROR)
+                pipeline = without_ended(before)
+                again = _run(pipeline, stopper, metrics_of, take_over=False, **how)
+            before, take_over = pipeline, False  # a take-over is of those that ran before
 
 
 def _run(
@@ -132,8 +146,13 @@ def _run(
     once: bool,
     anyway: bool,
     take_over: bool,
+    strict: bool,
+    begun: Event,
 ) -> bool:
-    """Run to the end, a signal or a change; True: the file is to be loaded again."""
+    """Run to the end, a signal or a change; True: the file is to be loaded again.
+
+    `strict`: all queries can begin, or none does. `begun` is set when they can.
+    """
     for words in pipeline.remarks:
         note(words)
     terms = [book.terms() for book in pipeline.books]
@@ -153,8 +172,11 @@ def _run(
                 f"created the secret {pipeline.secret}; back it up: without it the pipeline cannot "
                 "go on"
             )
-        reloading = _reload_on_signal(pipeline.path, stopper, runs)
+        reloading = _reload_on_signal(pipeline, stopper, runs, anyway=anyway)
         with metrics_of(pipeline, runs), reloading as asked:
+            if strict:
+                _open_all(runs)
+            begun.set()
             count = _publish(pipeline, runs, stopper, once=once)
         new = sum(
             tell_charges(book.queries, was, ledgers[book.ledger], book.dataset)
@@ -172,13 +194,24 @@ def _run(
     return False
 
 
+def _open_all(runs: Runs) -> None:
+    """Open all queries; one that is refused leaves none of them open."""
+    try:
+        runs.open()
+    except BaseException:
+        runs.close()
+        raise
+
+
 @contextmanager
-def _reload_on_signal(path: Path, stopper: Stopper, runs: Runs) -> Iterator[Event]:
+def _reload_on_signal(
+    pipeline: Pipeline, stopper: Stopper, runs: Runs, *, anyway: bool
+) -> Iterator[Event]:
     """Stop the runs when SIGHUP comes and the file can be started; the event says that it was so.
 
     A file that cannot be started leaves them as they are.
     """
-    asked, over = Event(), Event()
+    asked, over, path = Event(), Event(), pipeline.path
 
     def watch() -> None:
         while stopper.reload.wait():
@@ -186,7 +219,7 @@ def _reload_on_signal(path: Path, stopper: Stopper, runs: Runs) -> Iterator[Even
             if over.is_set() or stopper.signals:
                 return
             try:
-                check_reload(path)
+                check_reload(path, who=pipeline.who, anyway=anyway)
             except (DpstreamError, OSError) as problem:
                 words = f"{path} is not taken up, and what ran goes on: {problem}"
                 note(words, level=logging.ERROR)
@@ -238,16 +271,18 @@ def _erase_unit(pipeline: Pipeline, unit: str) -> None:
 def _publish(pipeline: Pipeline, runs: Runs, stopper: Stopper, *, once: bool) -> int:
     """Publish until the end, a signal, or (once) the first trigger from now on."""
     began, count = stopper.now(), 0
+    watching = _stop_after_trigger(runs, began) if once else nullcontext()
     try:
-        with stopper.stop_on_signals(), progress([*runs.runs.values()]) as draw:
+        with stopper.stop_on_signals(), watching, progress([*runs.runs.values()]) as draw:
             for name, release in runs:
                 count += 1
                 zone = runs.runs[name].query.time_zone
                 if not pipeline.sinks:
                     show(release, zone=zone)
-                elif "-" not in pipeline.sinks:
-                    line = as_json(release, rows=False) if wants_json() else in_words(release, zone)
-                    print(line, flush=True)
+                elif wants_json() and "-" not in pipeline.sinks:
+                    print(as_json(release, rows=False), flush=True)
+                elif "-" not in pipeline.sinks and not logs_lines():
+                    print(in_words(release, zone), flush=True)
                 draw()
                 at = about(release)["trigger_time"]
                 live = pipeline.feeds[name].live
@@ -257,13 +292,35 @@ def _publish(pipeline: Pipeline, runs: Runs, stopper: Stopper, *, once: bool) ->
                     runs.stop()
     except Exception as problem:
         if len(runs.failures) == len(runs.runs) or problem not in runs.failures.values():
-            raise
-        for name, failure in runs.failures.items():
-            words = f"query {name!r} has failed, the others went on: {failure}"
-            note(words, level=logging.ERROR)
+            raise  # of others it was told when they failed
     finally:
         runs.close()
     return count
+
+
+@contextmanager
+def _stop_after_trigger(runs: Runs, began: int) -> Iterator[None]:
+    """Stop live queries whose next trigger is over, though it has published nothing.
+
+    That is so for a window that was given up when a backup was put back.
+    """
+    over = Event()
+
+    def watch() -> None:
+        while not over.wait(_LOOK):
+            for run in runs.runs.values():
+                done, schedule = run.steps_done, run.query.schedule
+                at = schedule.time_of(done - 1) if run.live and done else None
+                if at is not None and at >= began:
+                    run.stop()
+
+    watcher = Thread(target=watch, name="dpstream-once", daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watcher.join()
 
 
 def _finish(pipeline: Pipeline, runs: Runs, stopper: Stopper, new_charges: int) -> None:

@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import json
+import logging
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from threading import Event
 from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from dpstream.cli.command_options import Anyway, LogFormat, LogLevel, TokenFile
+from dpstream.cli.command_options import Anyway, Asker, LogFormat, LogLevel, TakeOver, TokenFile
 from dpstream.cli.output import note, note_counts, use_log
-from dpstream.errors import InvalidParameter, MissingDependency
+from dpstream.connectors.storage import safe_name
+from dpstream.errors import DpstreamError, InvalidParameter, MissingDependency
 from dpstream.privacy.state.durable_files import make_directory
+from dpstream.session.change_plan import drop_unbegun
 from dpstream.session.pipeline import load_pipeline
-from dpstream.session.start_pipeline import check_engine, load_current, with_engine
+from dpstream.session.start_pipeline import (
+    check_engine,
+    keep_pipeline,
+    load_current,
+    with_engine,
+    without_ended,
+)
 
 _Public = partial(Option, rich_help_panel="Public side")
 _Operator = partial(Option, rich_help_panel="Operator side")
@@ -29,6 +41,15 @@ def serve(
     operator_host: Annotated[str, _Operator(help="Where the operator side listens.")] = "127.0.0.1",
     operator_port: Annotated[int, _Operator(min=0, max=65535, help="Its port; 0: any.")] = 8001,
     token_file: TokenFile = None,
+    analysts: Annotated[
+        list[str] | None,
+        _Operator(
+            "--analyst",
+            metavar="NAME",
+            help="May ask for queries, within their share, with the token analysts/NAME.token in "
+            "the state directory, which is made; may be repeated.",
+        ),
+    ] = None,
     tls_cert: Annotated[Path | None, Option(help="Certificate, for https on both sides.")] = None,
     tls_key: Annotated[Path | None, Option(help="Its key.")] = None,
     allow_plain_http: Annotated[
@@ -56,6 +77,8 @@ def serve(
     engine: Annotated[
         str | None, Option("--engine", help="embedded or spark; default: the file's.")
     ] = None,
+    who: Asker = "",
+    take_over: TakeOver = False,
     log_format: LogFormat = None,
     log_level: LogLevel = None,
     anyway: Anyway = False,
@@ -67,7 +90,7 @@ def serve(
         raise InvalidParameter("--tls-cert and --tls-key go together; give both")
     server = _needed()
     load = load_pipeline if no_run else load_current
-    pipeline = with_engine(load(path), engine)
+    pipeline = with_engine(load(path), engine).asked_by(who)
     settings = server.Settings(
         host=host,
         port=port,
@@ -79,6 +102,8 @@ def serve(
         behind_proxy=behind_proxy,
         run=not no_run,
         anyway=anyway,
+        take_over=take_over,
+        who=who,
         grid=grid,
         rate=rate,
         clients=clients,
@@ -108,12 +133,50 @@ def serve(
                 f"the secret is {pipeline.secret}; back it up: without it the pipeline cannot go on"
             )
 
-    again = server.serve(pipeline, settings, token, tell=tell, say=note_counts)
+    told = {"analysts": _tokens(server, analysts or [], pipeline.state), "say": note_counts}
+    again, before = settings, None
     while again is not None:
-        note(f"{path} is taken up anew")
-        pipeline = with_engine(load(path), engine)
-        again = server.serve(pipeline, again, token, tell=lambda *_: None, say=note_counts)
+        begun = Event()
+
+        def began(*places: str, first: bool = before is None, begun: Event = begun) -> None:
+            begun.set()
+            if first:
+                tell(*places)
+
+        try:
+            pipeline = with_engine(load(path), engine).asked_by(who)
+            again = server.serve(pipeline, again, token, tell=began, **told)
+        except (DpstreamError, OSError) as problem:
+            if begun.is_set():
+                raise
+            if gone := [] if no_run else drop_unbegun(pipeline.state):
+                words = f"{', '.join(gone)}, asked for by an analyst, cannot begin: {problem}"
+                note(f"{words}; taken away again, and nothing was charged", level=logging.ERROR)
+                continue
+            if before is None:
+                raise
+            note(f"{path} is not taken up, and what ran goes on: {problem}", level=logging.ERROR)
+            with TemporaryDirectory() as folder:
+                kept = Path(folder) / "pipeline.json"
+                keep_pipeline(before, kept)
+                pipeline = without_ended(before)
+                why = {"error": type(problem).__name__, "message": str(problem)}
+                again = replace(again, kept=kept, not_reloaded=why)
+                again = server.serve(pipeline, again, token, tell=began, **told)
+        before = pipeline
+        if again is not None:
+            note(f"{path} is taken up anew")
     note("stopped" if no_run else "stopped; the same command again goes on from here")
+
+
+def _tokens(server: Any, analysts: list[str], state: Path) -> dict[str, Any]:
+    """The token of each analyst, made on first use."""
+    folder, tokens = state / "analysts", {}
+    for name in analysts:
+        make_directory(folder, mode=0o700)
+        tokens[name] = server.read_token(folder / f"{safe_name(name)}.token")
+        note(f"the token of the analyst {name!r} is {tokens[name].source}")
+    return tokens
 
 
 def _needed() -> Any:

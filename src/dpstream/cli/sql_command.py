@@ -51,6 +51,7 @@ from dpstream.session import Run, run, with_tables
 from dpstream.session.budget import AnyQuery
 from dpstream.session.start_pipeline import refuse_lost_secret
 from dpstream.sql_compiler.compile_sql import Compiled, compile_sql, remarks
+from dpstream.sql_compiler.parameters import read_param
 
 Text = Annotated[
     str, Argument(metavar="SQL", help="The query, a .sql file, or - for standard input.")
@@ -65,7 +66,32 @@ Settings = Annotated[
 ]
 
 
-def compile_text(text: str, name: str | None, settings: Sequence[str]) -> Compiled:
+Params = Annotated[
+    list[str] | None,
+    Option(
+        "--param",
+        metavar="NAME=VALUE",
+        help="A value of @NAME or :NAME in the SQL (1=VALUE for the first ?); may be repeated.",
+    ),
+]
+Functions = Annotated[
+    list[str] | None,
+    Option(
+        "--function",
+        metavar="NAME=MODULE:FUNCTION",
+        help="A Python function of Arrow columns that the SQL calls: trusted code, of one row "
+        "alone; may be repeated.",
+    ),
+]
+
+
+def compile_text(
+    text: str,
+    name: str | None,
+    settings: Sequence[str],
+    params: Sequence[str] | None = None,
+    functions: Sequence[str] | None = None,
+) -> Compiled:
     """SQL from the command line, a file or standard input, with its options."""
     path = Path(text)
     if text == "-":
@@ -82,7 +108,16 @@ def compile_text(text: str, name: str | None, settings: Sequence[str]) -> Compil
     groups = options.get("public_groups", ())
     if not isinstance(groups, tuple):
         options["public_groups"] = (groups,)
-    return compile_sql(text, name, **options)
+    values = read_settings(params or [], flag="--param")
+    named = read_settings(functions or [], flag="--function")
+    return compile_sql(
+        text,
+        name,
+        params={each: read_param(value) for each, value in values.items()},
+        functions=named,
+        folder=Path.cwd(),
+        **options,
+    )
 
 
 def _is_file(path: Path) -> bool:
@@ -137,6 +172,8 @@ def sql(
     public: PublicTables = None,
     registry: RegistryTables = None,
     settings: Settings = None,
+    params: Params = None,
+    functions: Functions = None,
     name: Annotated[str | None, Option(help="What its releases are called.")] = None,
     live: Annotated[
         bool, Option("--live", help="Read a directory that grows, by the clock.")
@@ -168,7 +205,7 @@ def sql(
 ) -> None:
     """Publish a query's releases under differential privacy."""
     use_log(log_format, log_level)
-    compiled = compile_text(text, name, settings or [])
+    compiled = compile_text(text, name, settings or [], params, functions)
     given: Any = None
     if compiled.query.sources:
         given = table_paths("--source", sources)

@@ -15,7 +15,7 @@ import typer
 from typer import Argument, Option
 
 from dpstream.cli.ledger_command import File
-from dpstream.cli.output import AsJson, UsageError, note, print_json, progress_bar
+from dpstream.cli.output import AsJson, UsageError, counted, note, print_json, progress_bar
 from dpstream.connectors.storage import printable
 from dpstream.errors import DpstreamError, StateError
 from dpstream.privacy.ledger.ledger import Ledger
@@ -41,6 +41,7 @@ from dpstream.privacy.state.secret import secret_path
 from dpstream.query.schedule import Schedule
 from dpstream.query.windows import Cumulate, Hop, Micros, Ticks, Tumble, iso
 from dpstream.serve.release_store import collect_served, store_folder
+from dpstream.session.changes import Changes
 from dpstream.session.pipeline import load_pipeline
 from dpstream.session.retention import collect_by_age, collect_runs
 
@@ -89,7 +90,8 @@ def back_up_directory(
         about = {key: facts[key] for key in ("at", "folder", "runs", "ledgers", "secret")}
         print_json({"backup": str(to), **about, "files": len(facts["files"]), "bytes": size})
         return
-    print(f"{to}: {len(facts['runs'])} runs, {len(facts['files'])} files, {size} bytes")
+    runs, files = counted(len(facts["runs"]), "run"), counted(len(facts["files"]), "file")
+    print(f"{to}: {runs}, {files}, {counted(size, 'byte')}")
     if not with_secret:
         note(f"the secret {place} is not in it; keep a copy of it elsewhere, for this user alone")
     note("rows, releases and pipeline files are not in it either; keep the newest ledger as well")
@@ -157,7 +159,9 @@ def restore_directory(
         print_json({"restored": found})
         return
     for one in found:
-        again = f"{one['steps_to_repeat']} steps since then are read and published again"
+        steps = one["steps_to_repeat"]
+        verb = "is" if steps == 1 else "are"
+        again = f"{counted(steps, 'step')} since then {verb} read and published again"
         print(f"{one['directory']} goes on from step {one['saved_steps']}; {again}")
         kinds = (
             ("published_and_final", "published to its end before, not again"),
@@ -168,6 +172,11 @@ def restore_directory(
                 print(f"  window {window['window']} {_span(window)}: {meaning}")
             if len(one[kind]) > _SHOWN:
                 print(f"  and {len(one[kind]) - _SHOWN} more (see --json): {meaning}")
+    if any(folder.glob("**/dead-letters/*.jsonl")):
+        note(
+            "dead letters are those of the backup: erase units once more that were erased since, "
+            "dpstream run PIPELINE --erase-unit UNIT"
+        )
     if not secret_path(folder.resolve()).exists():
         note(f"its secret is not at {secret_path(folder)}; put it there, or name it to the run")
     for path in wrapping_in_use(folder).values():
@@ -221,7 +230,8 @@ def inspect_directory(folder: Folder, as_json: AsJson = False) -> None:
                 f"{len(windows['open'])} open, {lost} given up"
             )
         here = "" if one["ledger"]["here"] else " (not there)"
-        print(f"  ledger {one['ledger']['path']}{here}; {one['files']} files, {one['bytes']} bytes")
+        size = f"{counted(one['files'], 'file')}, {counted(one['bytes'], 'byte')}"
+        print(f"  ledger {one['ledger']['path']}{here}; {size}")
 
 
 @app.command("verify")
@@ -246,6 +256,10 @@ def verify_directory(
         except DpstreamError as problem:
             faults.append(str(problem))
     else:
+        try:
+            Changes.read(folder)
+        except DpstreamError as problem:
+            faults.append(str(problem))
         for place in runs_in(folder):
             paths = (secret, secret_path(place.resolve()), secret_path(folder.resolve()))
             at = next((path for path in paths if path is not None and path.exists()), None)
@@ -286,7 +300,7 @@ def rotate_directory(folder: Folder, secret: SecretFile = None, as_json: AsJson 
     for one in found:
         print(f"{one['directory']}: keys are wrapped by {one['secret']} from now on")
         if one["open_windows"]:
-            print(f"  {len(one['open_windows'])} open windows keep their noise to their ends")
+            print(f"  open windows keep their noise to their ends: {len(one['open_windows'])}")
     stays = "hashes of units stay with the secret they had: another one would reset their bounds"
     note(f"{stays}; keep both secrets, and back the new one up")
 
@@ -408,15 +422,16 @@ def collect_garbage(
     for one in found:
         if one.files:
             verb = "removed" if one.removed else "may go"
-            print(
-                f"{verb}: {one.where}: {one.what}: {one.files} files, {one.bytes} bytes; {one.why}"
-            )
+            size = f"{counted(one.files, 'file')}, {counted(one.bytes, 'byte')}"
+            print(f"{verb}: {one.where}: {one.what}: {size}; {one.why}")
         else:
             print(f"left: {one.where}: {one.why}")
     if not any(one.files for one in found):
         print("nothing may go")
     elif not yes:
-        note(f"nothing was removed; dpstream state gc {place} --yes removes {total} bytes")
+        note(
+            f"nothing was removed; dpstream state gc {place} --yes removes {counted(total, 'byte')}"
+        )
     if pipeline is not None:
         for_ever = [key for key in _AGES if key not in pipeline.retention]
         if for_ever:

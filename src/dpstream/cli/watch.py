@@ -22,11 +22,13 @@ from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.ledger.refusals import spent_and_left
 from dpstream.privacy.ledger.store import LedgerPlace
 from dpstream.query.query import Query
+from dpstream.query.windows import iso
 from dpstream.session import Run
 from dpstream.session.budget import AnyQuery
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _OPERATOR_ONLY = "operator only, not private"
+_SOON = 3_600_000_000  # microseconds
 Books = Ledger | LedgerPlace
 """A ledger, or the place of one that may not be there yet."""
 
@@ -116,10 +118,18 @@ def progress(runs: list[Run]) -> Iterator[Callable[[], None]]:
 
 
 def tell_beginnings(runs: Iterable[Run]) -> None:
-    """Which runs begin later than they were asked to, or take over from others."""
+    """Say, at their first start, which runs begin later than asked, or take over from others."""
     for run in runs:
-        if isinstance(run, QueryRun) and not run.steps_done and run.beginning.notice:
+        if not isinstance(run, QueryRun) or not run.is_new:
+            continue
+        if run.beginning.notice:
             note(run.beginning.notice)
+        due = run.next_trigger
+        if run.live and due is not None and due - run.clock.now() > _SOON:
+            note(
+                f"{run.query.name!r} is charged with its first trigger, {iso(due)}: until then its "
+                "place in the book is not held"
+            )
 
 
 def tell_operator(runs: list[Run], places: dict[str, Path | None]) -> None:

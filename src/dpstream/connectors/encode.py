@@ -125,7 +125,8 @@ def run_of(table: pa.Table) -> str:
 def another_run(place: object, query: str) -> StateError:
     """A sink that holds another run's releases would take the new ones for old, and lose them."""
     return StateError(
-        f"{place} holds releases of {query!r} from another run; use another sink, or remove them"
+        f"{place} holds releases of {query!r} from another run; use another sink, or remove them "
+        "(a run that takes over from another begins its windows anew, and needs a place of its own)"
     )
 
 

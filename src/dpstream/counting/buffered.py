@@ -22,7 +22,7 @@ from functools import cached_property, lru_cache
 from importlib.resources import files
 
 import numpy as np
-from scipy.optimize import minimize
+import scipy  # which loads `scipy.optimize` when it is used
 
 from dpstream.compiled import compiled
 from dpstream.counting.noise_process import check_advance, check_whole
@@ -142,7 +142,8 @@ def optimise(steps: int, buffers: int) -> tuple[float, ...]:
 
     grid = np.linspace(-np.log(horizon), np.log(2.0), 2 * buffers)
     start = np.append(grid[0], np.log(np.expm1(np.diff(grid))))
-    best = minimize(loss, start, method="BFGS", options={"gtol": 1e-6, "maxiter": 1000})
+    how = {"gtol": 1e-6, "maxiter": 1000}
+    best = scipy.optimize.minimize(loss, start, method="BFGS", options=how)
     return tuple(float(f"{decay:.6g}") for decay in decays_of(best.x))
 
 

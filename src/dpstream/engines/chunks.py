@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import pyarrow as pa
+
 from dpstream.query.column_types import Types
 from dpstream.records import Batch, CheckedSource, Columns, Position, Rejected, Source
 from dpstream.rows.row_batch import RejectedRows, Rows
@@ -118,10 +120,22 @@ class ChunkReader:
     ) -> tuple[Rows, list[Rejected]]:
         """The rows of a chunk, and those of it that cannot be used.
 
-        `arrived`: the step at which it came; None: the rows' times tell.
+        `arrived`: the step at which it came, and was counted; None: the rows' times tell.
         """
         where = batch.where or (partition if position is None else f"{partition} from {position}")
         parsed = batch.parsed if parsed is None else parsed
         rows, unused = self.reader.read(batch.table, where, arrived=arrived, parsed=parsed)
-        self.operator.count(len(batch.table) + len(batch.rejected), unused)
+        self.operator.count(0 if arrived is not None else batch.size, unused)
         return rows, [*batch.rejected, *unused.rejected]
+
+    def joined_rows(self, batches: Sequence[Batch], *, arrived: int) -> Rows | None:
+        """The rows of several chunks with the same columns, parsed as one.
+
+        None if one of them cannot be used: chunk by chunk it is named by its place.
+        """
+        table = pa.concat_tables(batch.table for batch in batches)
+        rows, unused = self.reader.read(table, "", arrived=arrived)
+        if unused.rejected:
+            return None
+        self.operator.count(0, unused)
+        return rows

@@ -14,7 +14,7 @@ from dpstream.errors import InvalidParameter
 from dpstream.html_table import SHOWN, html_table
 from dpstream.optional import optional
 
-_OF_RELEASE = ("window_start", "window_end", "trigger_time", "release_index")
+_OF_RELEASE = ("window_start", "window_end", "trigger_time", "release_index", "kept_share")
 
 
 def release_facts(table: pa.Table) -> dict[str, Any]:
@@ -140,6 +140,6 @@ class Releases(Sequence[pa.Table]):
         """The newest release of every window, as notebooks show it."""
         words = f"{len(self)} releases; the newest of every window, ± 2 stddev of noise"
         last = self.last
-        names = [n for n in last.column_names if n not in ("trigger_time", "release_index")]
+        names = [n for n in last.column_names if n not in _OF_RELEASE[2:]]
         shown = last.select(names).slice(0, SHOWN).to_pylist()
         return html_table(shown, words, total=last.num_rows)

@@ -350,6 +350,8 @@ class QueryRun(Run):
     beginning: Beginning = field(default_factory=Beginning)
     """Of a run that begins; one that goes on keeps its own."""
     plan: NoisePlan = field(init=False)
+    is_new: bool = field(init=False)
+    """Does its directory, if it has one, know nothing of it yet?"""
     engine: ClassVar[str] = "embedded"
     _storage: RunStorage = field(init=False)
     _reader: RowReader = field(init=False)
@@ -371,6 +373,7 @@ class QueryRun(Run):
                 "too: rows that are complete belong in a file"
             )
         self._begin(kept)
+        self.is_new = kept is None
         if kept is not None:
             self.beginning = Beginning(**kept["notes"].get("beginning", {}))
         if self.beginning.not_before is not None:
@@ -513,7 +516,15 @@ class QueryRun(Run):
             dataset=self.dataset,
             keys=storage.keys,
         )
-        self.plan.pay(spend, hashlib.sha256(fingerprint.encode()).hexdigest())
+        try:
+            self.plan.pay(spend, hashlib.sha256(fingerprint.encode()).hexdigest())
+        except BudgetExceeded as problem:
+            if not self.beginning.takes_over:
+                raise
+            raise BudgetExceeded(
+                f"{problem}; what it takes over from has begun another period meanwhile, and is "
+                "ended now: take over once more, and it begins behind that"
+            ) from None
         return spend
 
     @property

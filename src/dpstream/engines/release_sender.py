@@ -27,9 +27,13 @@ MOST_PENDING = 6
 class Sender:
     """Sends the tables of one query to its sink; those of `pending` steps may be under way."""
 
-    def __init__(self, sink: Sink | None, query: str, pending: int = MOST_PENDING) -> None:
+    def __init__(
+        self, sink: Sink | None, query: str, pending: int = MOST_PENDING, *, here: bool = False
+    ) -> None:
+        """`here`: who sends waits anyway; a sink of one phase is called in the same thread."""
         self._sink, self._query, self._most = sink, query, pending
         self._two_phase = sink if isinstance(sink, TwoPhaseSink) else None
+        self._here = here and self._two_phase is None
         self._preparing = ThreadPoolExecutor(1 if self._two_phase is None else _AT_ONCE)
         self._publishing = ThreadPoolExecutor(1)
         self._waiting: deque[tuple[list[Future[Any]], list[pa.Table], Sent]] = deque()
@@ -39,11 +43,27 @@ class Sender:
     def send(self, publications: Sequence[Publication]) -> Sent:
         """Begin to send a step's tables; the answer is there when the sink has them for good."""
         tables, done, begun = [p.table for p in publications], Sent(), []
+        if self._here:
+            return self._send_here(publications, tables)
         if self._sink is not None:
             begun = [self._preparing.submit(self._write, p) for p in publications]
         self._waiting.append((begun, tables, done))
         self._sent.append(done)
         self._publishing.submit(self._publish)
+        return done
+
+    def _send_here(self, publications: Sequence[Publication], tables: list[pa.Table]) -> Sent:
+        done = Sent()
+        self._sent.append(done)
+        try:
+            for publication in publications:
+                self._write(publication)
+            if self._failure is not None:
+                raise self._failure
+            done.set_result(tables)
+        except BaseException as error:
+            self._failure = explain_sink_error(error)
+            done.set_exception(self._failure)
         return done
 
     def arrived(self, *, all_of_them: bool) -> list[list[pa.Table]]:

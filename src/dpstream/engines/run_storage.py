@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from itertools import accumulate
 from pathlib import Path
 from threading import Lock
@@ -64,7 +64,7 @@ class RunStorage:
         """See `run_tag`."""
         return run_tag(self.run)
 
-    @property
+    @cached_property
     def digest_key(self) -> bytes:
         """The key of the log's digests."""
         return self.secret.key("input digest", self.run)

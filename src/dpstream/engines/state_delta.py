@@ -30,7 +30,8 @@ _SMALL = 1 << 20  # bytes; waste below is left alone
 
 def owners(flow: Flow) -> list[Owner]:
     """Every window and period that has state."""
-    windows = {n for bucket in flow.state.units for n in bucket.windows}
+    tables = (t for bucket in flow.state.units for t in (bucket.windows, bucket.counted_pairs))
+    windows = {number for by_window in tables for number in by_window}
     windows |= set(flow.state.windows) | set(flow.state.totals)
     return [("period", n) for n in sorted(flow.state.periods)] + [
         ("window", n) for n in sorted(windows)
@@ -97,13 +98,16 @@ def _watermarks(flow: Flow, owner: Owner, stages: Sequence[str]) -> Watermarks:
 
 
 def _unit_tables(flow: Flow, owner: Owner) -> dict[str, list[HashTable]]:
-    """An owner's table in each bucket of units; and where totals are counted, rows offered."""
+    """An owner's table in each bucket of units; where totals are counted, what they need too."""
     (kind, number), units = owner, flow.state.units
     if kind == "window":
-        return {"tables": [b.windows.setdefault(number, pair_table(b.bounds)) for b in units]}
+        tables = {"tables": [b.windows.setdefault(number, pair_table(b.bounds)) for b in units]}
+        if flow.query.totals and flow.query.counts_units:
+            tables["counted"] = [b.counted_pairs.setdefault(number, HashTable()) for b in units]
+        return tables
     tables = {"tables": [b.periods.setdefault(number, unit_table()) for b in units]}
     if flow.query.totals:
-        tables["offered"] = [b.offered.setdefault(number, HashTable(1)) for b in units]
+        tables["dropped"] = [b.dropped.setdefault(number, HashTable(1)) for b in units]
     return tables
 
 

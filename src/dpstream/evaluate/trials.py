@@ -99,11 +99,17 @@ _CHUNK: Final = 1 << 22  # counts fed at once: a wide stream is never held in me
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Score:
-    """One run: errors by step, the share of steps paid for, the budget used, the time taken."""
+    """One run: errors by step, the share of steps paid for, the budget used, the time taken.
+
+    `covered`: the share of counts within two of the published deviations, if there are any;
+    `held_covered`: the same of steps that were held.
+    """
 
     relative: Reals
     clamped: Reals  # relative errors of max(o, 0)
     absolute: Reals
+    covered: float | None = None
+    held_covered: float | None = None
     range_error: float | None = None
     paid: float = 0.0
     spent: float = 0.0  # in the worst window, as a share of epsilon
@@ -188,6 +194,7 @@ def _run(
     ledger.open(_DATASET, Terms(unit="w_event", total=total, window=mechanism.window))
     runner = Runner(mechanism, ledger=ledger, dataset=_DATASET, name=name, **noise)
     seconds, paid, errors, released = 0.0, 0, [], []
+    covered: dict[bool, list[float]] = {False: [], True: []}
     size = max(16, min(1024, _CHUNK // block.shape[1]))
     for first in range(0, len(block), size):
         chunk = block[first : first + size]
@@ -205,6 +212,10 @@ def _run(
                 absolute_errors(values, chunk),
             )
         )
+        for each, truth in zip(releases, chunk, strict=True):
+            if each.stddev is not None:
+                within = np.abs(each.values - truth) <= 2.0 * each.stddev
+                covered[each.held].append(float(within.mean()))
         if block.shape[1] == 1:
             released.append(values)
     relative, clamped, absolute = (np.concatenate(each) for each in zip(*errors, strict=True))
@@ -213,11 +224,17 @@ def _run(
         relative=relative,
         clamped=clamped,
         absolute=absolute,
+        covered=_mean(covered[False] + covered[True]),
+        held_covered=_mean(covered[True]),
         range_error=range_error(np.concatenate(released), block) if released else None,
         paid=paid / len(block),
         spent=float(Fraction(book["spent"]) / epsilon),
         seconds=seconds,
     )
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return float(np.mean(values)) if values else None
 
 
 def fixed_noise(fixed: str | None, run: int) -> dict[str, Any]:

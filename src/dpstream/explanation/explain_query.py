@@ -38,7 +38,8 @@ _NOT_PROTECTED = (
 )
 _KINDS = {
     "round": "units since a key was last published",
-    "offered": "rows before bounding",
+    "dropped": "rows that the bounds drop",
+    "beyond": "units that lose more rows than count",
     "kept": "rows after bounding",
 }
 
@@ -133,11 +134,14 @@ def _stages(query: RowSpec, windows: str, own: list[tuple[str, str]]) -> list[St
     read = [name for name in query.source_columns if name != TABLE]
     stages = [("source", f"read {', '.join(read)}")]
     joining: object = query.prepare
+    text = None if query.prepare is None else query.prepare.text
     if isinstance(joining, Joining):
         stages += [("join", words) for words in joining.joins_in_words]
-        stages.append(("prepare", joining.rows_text))
-    elif query.prepare is not None:
-        stages.append(("prepare", query.prepare.text))
+        text = joining.rows_text
+    if text is not None:
+        several = "; UNNEST makes several rows of one, all of its unit, bounded below"
+        unnests = getattr(query.prepare, "unnests", ())
+        stages.append(("prepare", f"{text}{several if unnests else ''}"))
     if query.time_column is not None:
         allowed = query.allowed_lateness
         late = f", rows up to {in_words(allowed)} late" if allowed else ""
@@ -218,8 +222,10 @@ def _series_unit(query: SeriesQuery) -> str:
 
 def measure_name(measure: Measure) -> str:
     """What noise is put on, in words."""
-    if measure.kind != "value":
+    if not measure.column:
         return _KINDS.get(measure.kind, measure.kind)
+    if measure.kind != "value":
+        return f"sum of {measure.column} of rows that are {measure.kind}"
     return f"sum of {measure.column}{' (squared distances)' if measure.power == 2 else ''}"
 
 
@@ -233,7 +239,7 @@ def _measures(plan: NoisePlan) -> list[dict[str, Any]]:
                 "sensitivity": value,
                 "quantum": float(measure.quantum),
                 "derivation": _derivation(measure, plan.query, value),
-                "share": f"{float(share / total):.0%}",
+                "share": f"{float(share / total):.{0 if share * 50 > total else 1}%}",
             }
         )
     return measures
@@ -246,10 +252,14 @@ def _derivation(measure: Measure, query: Query, value: float) -> str:
         return f"1 in each of {bounds.groups} groups: sqrt({bounds.groups}) = {value:.4g}"
     if measure.kind == "round":
         return f"1 in each round, {bounds.rows} of them: sqrt({bounds.rows}) = {value:.4g}"
-    if measure.kind in ("offered", "kept"):
-        rows = (query.debias_rows or 0) if measure.kind == "offered" else bounds.rows
-        return f"{rows} rows, all in one window: sqrt({rows**2}) = {value:.4g}"
+    if measure.kind == "beyond":
+        return "1 in one window: sqrt(1) = 1"
     largest = float(measure.largest * measure.quantum)
+    if measure.kind in ("dropped", "kept"):
+        most = query.most_dropped if measure.kind == "dropped" else bounds.rows
+        begin = "" if largest == 1 else f"at most {largest:g} per row, "
+        times = "" if largest == 1 else f"{largest:g} * "
+        return f"{begin}{most} rows, all in one window: {times}sqrt({most**2}) = {value:.4g}"
     rows, each = bounds.rows, bounds.rows_per_group
     full, rest = divmod(min(rows, each * bounds.groups), each)
     how = (
@@ -384,10 +394,10 @@ def _memory(query: Query, width: int) -> dict[str, Any]:
     """From the layout of the tables (`group_by`); `width`: numbers of a measure's noise."""
     measures, bounds = len(query.measures), query.bounds
     unit, least, most = row_bytes(2)
-    tables = 1 + (bounds.rows > 1) + bool(query.totals) + query.rounds_of_units
-    if query.totals:  # rows offered
-        unit, least, most = (a + b for a, b in zip((unit, least, most), row_bytes(1), strict=True))
+    tables = 1 + (bounds.rows > 1) + query.rounds_of_units
     pair = row_bytes(bounds.rows_per_group > 1)[0] if bounds.rows > 1 else 0
+    if query.totals and query.counts_units:  # pairs that were counted
+        tables, pair = tables + 1, pair + row_bytes()[0]
     if query.rounds_of_units:
         pair += row_bytes(1)[0]
     group = row_bytes(measures + query.in_rounds)[0]
@@ -396,12 +406,14 @@ def _memory(query: Query, width: int) -> dict[str, Any]:
     fixed = _QUERY_BYTES + tables * LARGE_TABLE // 2
     million = unit + pair * bounds.groups  # bytes each, so megabytes for a million
     lasts = "for ever" if query.privacy_unit_period == "forever" else "until its period is final"
+    lost = f" ({row_bytes(1)[0]:.0f} more if it loses rows)" if query.totals else ""
     pairs = f"{pair:.0f} per (unit, group), " if pair else ""
     words = (
-        f"about {fixed / 1e6:.1f} MB for the query, {unit:.0f} bytes per unit, kept {lasts}, and "
-        f"until its window is final {pairs}{group:.0f} per group, {shown:.0f} and twice the key "
-        f"itself once it is shown; a million units that use all their groups: {million:.0f} MB; "
-        "rows that wait for their trigger come on top, about 80 bytes each"
+        f"about {fixed / 1e6:.1f} MB for the query, {unit:.0f} bytes per unit{lost}, kept "
+        f"{lasts}, and until its window is final {pairs}{group:.0f} per group, {shown:.0f} "
+        "and twice the key itself once it is shown; a million units that use all "
+        f"their groups: {million:.0f} MB; rows that wait for their trigger come "
+        "on top, about 80 bytes each"
     )
     return {
         "bytes_per_query": fixed,

@@ -52,8 +52,10 @@ class UnitBucket:
     bounds: Bounds
     periods: dict[int, HashTable] = field(default_factory=dict)
     windows: dict[int, HashTable] = field(default_factory=dict)
-    offered: dict[int, HashTable] = field(default_factory=dict)
-    """Rows offered by each unit, by period, where they are counted."""
+    dropped: dict[int, HashTable] = field(default_factory=dict)
+    """Rows dropped of each unit, by period, where they are counted (`bias.py`)."""
+    counted_pairs: dict[int, HashTable] = field(default_factory=dict)
+    """Units in groups that were counted, kept or dropped, by window, where they count once."""
 
     def keep(
         self,

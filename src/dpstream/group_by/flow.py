@@ -21,10 +21,10 @@ from typing import TypeVar
 import numpy as np
 import pyarrow as pa
 
+from dpstream.group_by.bias import Totals, count_totals
 from dpstream.group_by.bounding import KeepMask, UnitBucket
-from dpstream.group_by.debias import Totals, count_offered
 from dpstream.group_by.groups import GroupBucket
-from dpstream.group_by.hash_tables import HashTable, in_buckets
+from dpstream.group_by.hash_tables import in_buckets
 from dpstream.group_by.key_selection import Passes, end_rounds, passes, select_keys
 from dpstream.group_by.perturb import NoisySums, TableOrder, perturb, thin_out
 from dpstream.group_by.release_table import ReleaseTables
@@ -49,8 +49,8 @@ class BoundedRows:
     rows: Rows
     keep_mask: KeepMask
     """By row: 0 (dropped), KEPT, or KEPT | FIRST (the first of its unit in its group)."""
-    offered: int
-    """Rows that count as offered by their units, where that is counted."""
+    totals: Integers | None
+    """What they add to the totals of the window, where it has any."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -108,20 +108,19 @@ class Flow:
 
     def bound_rows(self, slices: Iterable[RowSlice]) -> list[BoundedRows]:
         """Bound a step's rows. This looks at units alone: meanwhile, groups may be published."""
-        return [
-            BoundedRows(
-                window=window,
-                rows=rows,
-                keep_mask=self.bound(window, period, rows),
-                offered=self.offered_rows(period, rows) if self.query.totals else 0,
-            )
-            for window, period, rows in rows_by_window(slices)
-        ]
+        bounded = []
+        for window, period, rows in rows_by_window(slices):
+            keep_mask = self.bound(window, period, rows)
+            totals = self.count_totals(window, period, rows, keep_mask)
+            part = BoundedRows(window=window, rows=rows, keep_mask=keep_mask, totals=totals)
+            bounded.append(part)
+        return bounded
 
     def aggregate_rows(self, bounded: Iterable[BoundedRows]) -> None:
         """Add the rows that are kept to the exact sums of groups, and to the totals of windows."""
         for part in bounded:
-            self.count_totals(part)
+            if part.totals is not None:
+                self.totals(part.window).add(part.totals)
             self.aggregate(part.window, part.rows, part.keep_mask)
 
     def publish(self, step: int, spend: QuerySpend) -> list[Publication]:
@@ -130,9 +129,9 @@ class Flow:
         for due in self.due(step):
             noisy = self.perturb(due, spend)  # select keys, then add noise to their sums
             # noisy: [NoisySums], per bucket the groups shown x measures, integers with noise
-            kept = self.kept_share(due, spend)
-            # kept: (share of the window's rows that bounding kept, its standard deviation)
-            releases.append(Publication(due=due, table=self._table(step, due, noisy, kept)))
+            totals = self.noisy_totals(due, spend)
+            # totals: what bounding has kept and dropped of the window as a whole, with noise
+            releases.append(Publication(due=due, table=self._table(step, due, noisy, totals)))
             # table: groups shown x (window, keys, each aggregate with its error bar, trigger)
         return releases
 
@@ -156,17 +155,20 @@ class Flow:
         self.workers.each(bound_bucket, self.state.units, places, size=len(rows))
         return keep_mask
 
-    def offered_rows(self, period: int, rows: Rows) -> int:
-        """How many of the rows count as offered by their units."""
-        most = self.query.debias_rows
-        assert most is not None
+    def count_totals(
+        self, window: int, period: int, rows: Rows, keep_mask: KeepMask
+    ) -> Integers | None:
+        """What rows add to the totals of their window; None if it has none."""
+        if not self.query.totals:
+            return None
 
-        def count_bucket(bucket: UnitBucket, places: Integers) -> int:
-            table = bucket.offered.setdefault(period, HashTable(1))
-            return count_offered(table, rows.units, places, most)
+        def count_bucket(bucket: UnitBucket, places: Integers) -> Integers:
+            return count_totals(self.query, bucket, window, period, rows, places, keep_mask)
 
         places = in_buckets(rows.units, self.buckets)
-        return sum(self.workers.each(count_bucket, self.state.units, places))
+        counts = self.workers.each(count_bucket, self.state.units, places, size=len(rows))
+        totals: Integers = np.sum(counts, axis=0)
+        return totals
 
     # Aggregate: exact integers, seen by nobody.
 
@@ -192,12 +194,6 @@ class Flow:
         ):
             mine = (groups[places], sums[places], keys.take(pa.array(places)))
             bucket.add_sums(*mine, pre_threshold=activation)
-
-    def count_totals(self, bounded: BoundedRows) -> None:
-        """Count the rows that came and those that were kept, if the query asks for it."""
-        if self.query.totals:
-            kept = int(np.count_nonzero(bounded.keep_mask))
-            self.totals(bounded.window).add(offered=bounded.offered, kept=kept)
 
     # Select keys and perturb: the only draws.
 
@@ -237,22 +233,22 @@ class Flow:
         """Whose round ends; an audit holds this fixed."""
         return passes
 
-    def kept_share(self, due: DueRelease, spend: NoiseStreams) -> tuple[float, float]:
-        """The noisy share of rows that bounding kept, and its standard deviation."""
+    def noisy_totals(self, due: DueRelease, spend: NoiseStreams) -> tuple[int, ...]:
+        """The totals of a window with noise, where it has any."""
         if not self.query.totals:
-            return 1.0, 0.0
+            return ()
         if due.window not in self._total_streams:
             self._total_streams[due.window] = [
                 spend.noise_stream(window=due.window, column=total.name, part=0)
                 for total in self.query.totals
             ]
         plan = self.plan.totals(due.releases)
-        return self.totals(due.window).share(plan, due.release, self._total_streams[due.window])
+        return self.totals(due.window).noisy(plan, due.release, self._total_streams[due.window])
 
     # Publish: post-processing of noisy sums.
 
     def _table(
-        self, step: int, due: DueRelease, noisy: Sequence[NoisySums], kept: tuple[float, float]
+        self, step: int, due: DueRelease, noisy: Sequence[NoisySums], totals: tuple[int, ...]
     ) -> pa.Table:
         """All buckets' groups in one table: oldest appearance first, then by id."""
         buckets = self.groups(due.window)
@@ -264,7 +260,7 @@ class Flow:
         if complete:
             order = self._orders.setdefault(due.window, order)
         sums, keys = order.arrange(buckets, noisy)
-        return self.tables.table(step, due, sums, keys, kept)
+        return self.tables.table(step, due, sums, keys, totals)
 
     # State.
 
@@ -355,7 +351,7 @@ class QueryState:
         tables = [
             table
             for bucket in self.units
-            for kind in (bucket.periods, bucket.windows, bucket.offered)
+            for kind in (bucket.periods, bucket.windows, bucket.dropped, bucket.counted_pairs)
             for table in kind.values()
         ]
         groups = [bucket for buckets in self.windows.values() for bucket in buckets]
@@ -375,12 +371,13 @@ class QueryState:
         self.totals.pop(window, None)
         for bucket in self.units:
             bucket.windows.pop(window, None)
+            bucket.counted_pairs.pop(window, None)
 
     def evict_period(self, period: int) -> None:
         """Drop a period's units."""
         for bucket in self.units:
             bucket.periods.pop(period, None)
-            bucket.offered.pop(period, None)
+            bucket.dropped.pop(period, None)
 
 
 def _last_step(query: Query, period: int, step: int) -> int:

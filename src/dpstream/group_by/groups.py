@@ -18,8 +18,8 @@ from dpstream.group_by.hash_tables import SLICE, HashTable
 from dpstream.query.aggregates import Measure
 from dpstream.records import Integers, Reals, Words
 
-_LARGEST_SUM = 1 << 61
-_TOO_LARGE = "a sum left the integers of 61 bits; use a coarser quantum"
+LARGEST_SUM = 1 << 61
+TOO_LARGE = "a sum left the integers of 61 bits; use a coarser quantum"
 _KINDS = ("units", "rows", "value", "round")
 _FEW = 32  # tables of key columns before they are joined
 _ACTIVE = 1  # a group has been active, and its key columns are known
@@ -86,7 +86,7 @@ class GroupBucket:
             state = (self.codes, self.table.numbers, pre_threshold, became, at)
             count, over = _add(rows, part, keep_mask, new, values, *state)
             if over:
-                raise StateError(_TOO_LARGE)
+                raise StateError(TOO_LARGE)
             if count:
                 activated.append((became[:count].copy(), at[:count].copy()))
         if activated:
@@ -102,7 +102,7 @@ class GroupBucket:
         state = (self.table.numbers, pre_threshold, became)
         count, over = _add_sums(rows, sums, *state)
         if over:
-            raise StateError(_TOO_LARGE)
+            raise StateError(TOO_LARGE)
         if count:
             self._activate(rows[became[:count]], keys.take(pa.array(became[:count])))
 
@@ -179,7 +179,7 @@ def sum_groups(
     state = (codes, table.numbers, -1, nowhere, nowhere)
     _, over = _add(rows, places, keep_mask, keep_mask, values, *state)
     if over:
-        raise StateError(_TOO_LARGE)
+        raise StateError(TOO_LARGE)
     first: Integers = np.empty(table.used, np.int64)
     first[rows[::-1]] = places[::-1]
     return table.ids[: table.used], table.numbers[: table.used], first
@@ -193,7 +193,7 @@ def _add_sums(rows: Any, more: Any, sums: Any, pre_threshold: int, became: Any) 
         row, before = rows[i], sums[rows[i], 0]
         for m in range(more.shape[1]):
             sums[row, m] += more[i, m]
-            over |= abs(sums[row, m]) > _LARGEST_SUM
+            over |= abs(sums[row, m]) > LARGEST_SUM
         if pre_threshold >= 0 and before <= pre_threshold < sums[row, 0]:
             became[count] = i
             count += 1
@@ -229,7 +229,7 @@ def _add(
             elif codes[m] == 2:
                 sums[row, m] += values[place, value]
                 value += 1
-                over |= abs(sums[row, m]) > _LARGEST_SUM
+                over |= abs(sums[row, m]) > LARGEST_SUM
             elif new[place] & FIRST:
                 sums[row, 0] += 1
                 if sums[row, 0] == pre_threshold + 1 and sums[row, len(codes)] == 0:

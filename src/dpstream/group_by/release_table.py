@@ -16,9 +16,10 @@ import numpy as np
 import pyarrow as pa
 
 from dpstream.errors import StateError
+from dpstream.group_by.bias import Bias
 from dpstream.query.aggregates import Aggregate, Measure
 from dpstream.query.column_types import Types
-from dpstream.query.noise_plan import NoisePlan
+from dpstream.query.noise_plan import USUAL_INTERVAL, NoisePlan
 from dpstream.query.row_spec import RowSpec
 from dpstream.query.schedule import DueRelease
 from dpstream.query.series_query import SeriesQuery
@@ -34,12 +35,13 @@ def answer_columns(
     one_row: bool,
     nonnegative: bool,
     deviations: float | None = None,
-    kept: tuple[float, float] | None = None,
+    bias: Bias | None = None,
+    debias: bool = False,
 ) -> dict[str, Any]:
     """Named columns of a release: each aggregate, `<name>_stddev`, and an interval if asked for.
 
-    `deviations`: half the width of a confidence interval, in standard deviations. `kept`: the noisy
-    share of rows that bounding kept, and the standard deviation of that; None: not asked.
+    `deviations`: half the width of a confidence interval, in standard deviations. `bias`: what
+    bounding has dropped, where that is measured; with `debias` counts and sums make up for it.
     """
     table: dict[str, Any] = {}
     for aggregate in aggregates:
@@ -50,16 +52,28 @@ def answer_columns(
             values = steps if measure.kind != "value" else steps * quantum
             pairs.append((values, np.full(len(steps), stddev * quantum)))
         values, spread = aggregate.answer(pairs, nonnegative)
-        if aggregate.grows and kept is not None:  # by the query alone: it makes reals
-            share, of_share = kept
+        kept = None if bias is None else bias.of_aggregate(aggregate)
+        high_of_kept = None
+        if deviations is not None:
+            _, high_of_kept = aggregate.within(*_ends(values, spread, deviations), nonnegative)
+        if aggregate.grows and kept is not None and debias:  # by the query alone: it makes reals
+            share = kept.divisor or 1.0
             values = values / share
-            spread = np.hypot(spread, values * of_share) / share
+            spread = np.hypot(spread, values * kept.stddev * (kept.divisor is not None)) / share
         name = aggregate.name
         table[name], table[f"{name}_stddev"] = values, spread
         if deviations is not None:
-            ends = values - deviations * spread, values + deviations * spread
+            ends = _ends(values, spread, deviations)
             table[f"{name}_low"], table[f"{name}_high"] = aggregate.within(*ends, nonnegative)
+        if bias and kept and high_of_kept is not None and aggregate.bounds_all:
+            lost = kept.lost(is_least=bias.is_least)
+            table[f"{name}_high_all"] = aggregate.high_all(high_of_kept, lost)
     return table
+
+
+def _ends(values: Any, spread: Reals, deviations: float) -> tuple[Reals, Reals]:
+    """An interval, so many standard deviations to both sides."""
+    return values - deviations * spread, values + deviations * spread
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,18 +91,19 @@ class ReleaseTables:
         due: DueRelease,
         sums: Integers,
         keys: pa.Table | None,
-        kept: tuple[float, float] = (1.0, 0.0),
+        totals: Sequence[int] = (),
     ) -> pa.Table:
         """What is published of groups with these noisy sums (groups x measures) and keys.
 
-        `kept`: the noisy share of rows that bounding kept, and its standard deviation.
+        `totals`: those of the window, with noise, where the query has any.
         """
         query, plan = self.plan.query, self.plan.window(due.releases)
         span, time = query.schedule.span(due.window), query.schedule.time_of(step)
         keys = no_keys(query, self.types) if keys is None else keys
         stddevs = plan.stddevs[:, due.release - 1]
         place = Place(span, time, due.release, due.releases)
-        release = self._columns(sums, stddevs, keys, kept, place)
+        bias = self._bias(totals, due)
+        release = self._columns(sums, stddevs, keys, bias, place)
         if not release.schema.equals(self.schema):
             known, new = (
                 ", ".join(f"{field.name} ({field.type})" for field in schema)
@@ -98,7 +113,7 @@ class ReleaseTables:
                 f"the releases of {query.name!r} have the columns {known}, and this one has {new}; "
                 "it was not published: please report this query"
             )
-        more = {"kept_share": kept[0]} if query.totals else {}
+        more = {} if bias is None else bias.facts(query)
         return place.describe(release, query.name, self.run_tag, due.window, **more)
 
     def _columns(
@@ -106,7 +121,7 @@ class ReleaseTables:
         sums: Integers,
         stddevs: Reals,
         keys: pa.Table,
-        kept: tuple[float, float],
+        bias: Bias | None,
         place: Place,
     ) -> pa.Table:
         """All columns of a table, after the query's own post-processing."""
@@ -121,16 +136,30 @@ class ReleaseTables:
             one_row=query.one_row,
             nonnegative=query.nonnegative,
             deviations=self.plan.interval,
-            kept=kept if query.totals else None,
+            bias=bias,
+            debias=query.debias is not None,
         )
-        return place.table(query, len(sums), keys, answers)
+        share = None if bias is None else pa.scalar(bias.rows.share, pa.float64())
+        return place.table(query, len(sums), keys, answers, kept_share=share)
+
+    def _bias(self, totals: Sequence[int], due: DueRelease | None = None) -> Bias | None:
+        """What the totals of a window say at a release."""
+        query = self.plan.query
+        if not query.totals:
+            return None
+        size = len(query.totals)
+        if due is None:  # a release that is made for its columns alone
+            return Bias.of(query, [0] * size, np.ones(size), deviations=1.0)
+        stddevs = self.plan.totals(due.releases).stddevs[:, due.release - 1]
+        return Bias.of(query, totals, stddevs, self.plan.interval or USUAL_INTERVAL)
 
     @cached_property
     def schema(self) -> pa.Schema:
         """The columns of every release and their types: known before the first one."""
         measures, keys = len(self.plan.query.measures), no_keys(self.plan.query, self.types)
         none: Integers = np.zeros((0, measures), np.int64)
-        table = self._columns(none, np.zeros(measures), keys, (1.0, 0.0), Place((None, None), None))
+        place = Place((None, None), None)
+        table = self._columns(none, np.zeros(measures), keys, self._bias([]), place)
         return table.schema.remove_metadata()
 
 
@@ -175,7 +204,12 @@ class Place(NamedTuple):
     releases: int = 1
 
     def table(
-        self, query: RowSpec, size: int, keys: pa.Table, answers: Mapping[str, Any]
+        self,
+        query: RowSpec,
+        size: int,
+        keys: pa.Table,
+        answers: Mapping[str, Any],
+        kept_share: pa.Scalar | None = None,
     ) -> pa.Table:
         """Window, keys, answers and trigger side by side, after the query's post-processing."""
         named: dict[str, Any] = {}
@@ -188,6 +222,8 @@ class Place(NamedTuple):
         named |= {name: pa.array(values) for name, values in answers.items()}
         named["trigger_time"] = _instants(self.time, size)
         named["release_index"] = pa.array(np.full(size, self.release, np.int64))
+        if kept_share is not None:
+            named["kept_share"] = pa.repeat(kept_share, size)
         table = pa.table(named)
         return table if query.finish is None else query.finish(table)
 
@@ -213,7 +249,7 @@ def _instants(time: int | None, size: int) -> pa.Array:
     kind = pa.timestamp("us", tz="UTC")
     if time is None:
         return pa.nulls(size, kind)
-    return pa.array(np.full(size, time, np.int64)).view(kind)
+    return pa.repeat(pa.scalar(time, kind), size)
 
 
 def no_keys(query: RowSpec, types: Types) -> pa.Table:

@@ -197,6 +197,8 @@ class MechanismBase(Identified, identity=None):
     """What most mechanisms have in common: charges that may vary, and no delay."""
 
     constant_charges: ClassVar[bool] = False
+    publishes_stddev: ClassVar[bool] = True
+    """False: its errors depend on the data, so that nothing can be said about them."""
 
     def start(self) -> Any:
         """Nothing yet: the first step tells the number of bins."""

@@ -17,7 +17,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -31,12 +31,12 @@ from dpstream.records import Integers, Reals
 class Measure:
     """One exact column: units, rows, or the sum of a value on its grid less `middle`.
 
-    "round": units since their group was last published. "offered" and "kept": rows of a window
-    before and after bounding. With `power` 2 the squared distance from `middle` is summed, less
-    the middle of its own range.
+    "round": units since their group was last published. With `power` 2 the squared distance from
+    `middle` is summed, less the middle of its own range. Of a window as a whole: "kept" and
+    "dropped" rows, or with a column their values, and units "beyond" the dropped rows that count.
     """
 
-    kind: Literal["units", "rows", "value", "round", "offered", "kept"]
+    kind: Literal["units", "rows", "value", "round", "kept", "dropped", "beyond"]
     column: str = ""
     lo: Fraction = Fraction(0)
     hi: Fraction = Fraction(1)
@@ -47,8 +47,10 @@ class Measure:
     @property
     def name(self) -> str:
         """Injective; part of every noise address."""
-        if self.kind != "value":
+        if not self.column:
             return self.kind
+        if self.kind != "value":
+            return f"{self.kind}|{replace(self, kind='value').name}"
         squared = "" if self.power == 1 else "^2|"
         return f"{squared}{self.lo}|{self.hi}|{self.middle}|{self.quantum}|{self.column}"
 
@@ -65,7 +67,7 @@ class Measure:
     @property
     def largest(self) -> Fraction:
         """The most that one row adds, in grid steps."""
-        if self.kind != "value":
+        if not self.column:
             return Fraction(1)
         if self.power == 1:
             return self.reach / self.quantum
@@ -84,6 +86,24 @@ class Measure:
 
 Pair: TypeAlias = tuple[Any, Reals]
 """Answers and their standard deviations."""
+
+
+class Lost(NamedTuple):
+    """What one group may have lost by the bounds, of its rows or of its values.
+
+    `least_kept`: the share of it that was kept at least, by assumption (`group_by/bias.py`);
+    `most`: all that the window has lost, at most; infinite where that is not known.
+    """
+
+    least_kept: float
+    most: float
+
+    def added_to(self, high: Reals) -> Reals:
+        """The figure of all rows at most, if that of the rows kept is at most `high`."""
+        all_lost: Reals = high + self.most
+        return np.minimum(high / self.least_kept, all_lost) if self.least_kept else all_lost
+
+
 ErrorBar: TypeAlias = Literal["fixed", "per_row", "with_release"]
 """That of its first measure; that, divided by the rows of the group; or only a release says it."""
 
@@ -97,6 +117,8 @@ class Count(Identified, identity="count", keys="name"):
     """Does it grow with every row? Then rows that bounding dropped can be made up for."""
     error_bar: ClassVar[ErrorBar] = "fixed"
     """What is known of its error bar before a row is read."""
+    bounds_all: ClassVar[bool] = True
+    """Can `high_all` say how large it may be of all rows, dropped ones too?"""
 
     def measures(self, one_row: bool) -> tuple[Measure, ...]:
         """Rows; they are the units where a unit has one row per group."""
@@ -110,6 +132,10 @@ class Count(Identified, identity="count", keys="name"):
     def within(self, low: Reals, high: Reals, nonnegative: bool) -> tuple[Reals, Reals]:
         """An interval, cut to what is possible: a count is not below 0."""
         return np.maximum(low, 0.0), np.maximum(high, 0.0)
+
+    def high_all(self, high: Reals, lost: Lost) -> Reals:
+        """How large the figure of all rows may be, if that of the rows kept is at most `high`."""
+        return lost.added_to(high)
 
 
 @dataclass(frozen=True)
@@ -138,6 +164,7 @@ class Sum(Identified, identity="sum", keys="name column lo hi quantum"):
     """Did the user choose the quantum?"""
     grows: ClassVar[bool] = True
     error_bar: ClassVar[ErrorBar] = "fixed"
+    bounds_all: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         given: Any = self.contribution_bounds_per_row
@@ -188,6 +215,12 @@ class Sum(Identified, identity="sum", keys="name column lo hi quantum"):
         least = 0.0 if self.lo >= 0 else -np.inf
         return np.maximum(low, least), np.maximum(high, least)
 
+    def high_all(self, high: Reals, lost: Lost) -> Reals:
+        """How large the figure of all rows may be: where rows may take away, by their number."""
+        if self.lo >= 0:
+            return lost.added_to(high)
+        return high + lost.most * float(self.hi) if self.hi > 0 else high
+
 
 @dataclass(frozen=True)
 class Avg(Sum, identity="avg"):
@@ -219,12 +252,17 @@ class Avg(Sum, identity="avg"):
         """A mean lies between the clamps."""
         return np.maximum(low, float(self.lo)), np.minimum(high, float(self.hi))
 
+    def high_all(self, high: Reals, lost: Lost) -> Reals:
+        """Rows that were dropped may all have the largest value."""
+        return lost.least_kept * high + (1 - lost.least_kept) * float(self.hi)
+
 
 @dataclass(frozen=True)
 class Variance(Avg, identity="variance"):
     """VAR_POP of a column, each value clamped to its bounds first; NULL counts as the middle."""
 
     error_bar: ClassVar[ErrorBar] = "with_release"
+    bounds_all: ClassVar[bool] = False
 
     @property
     def squares(self) -> Measure:

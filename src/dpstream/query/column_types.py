@@ -6,6 +6,7 @@ those of the first schema that is read. `column_values` casts what comes in anot
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import pyarrow as pa
@@ -79,6 +80,7 @@ def declared_types(given: Any) -> tuple[tuple[str, pa.DataType], ...]:
     return tuple((str(name), named_type(kind)) for name, kind in sorted(pairs.items()))
 
 
+@lru_cache(maxsize=256)
 def canonical_type(kind: pa.DataType, name: str = "") -> pa.DataType:
     """The type in which a column's values are hashed and published, whatever type holds them.
 

@@ -34,6 +34,8 @@ from dpstream.records import Integers, Reals
 
 _EARLY = 0.02  # the part of a threshold that sparing noise for rare keys may cost
 _COARSEST = 10  # grid steps that a clamped value must still have
+USUAL_INTERVAL = float(-ndtri(0.025))
+"""Half the width of an interval of 95%, in standard deviations."""
 _buffered = lru_cache(maxsize=256)(BufferedLinearToeplitz)  # to find its parameters takes a while
 _last_twice = lru_cache(maxsize=256)(LastTwice)
 
@@ -86,8 +88,8 @@ class NoisePlan:
             return units_change(rows=bounds.rows, groups=bounds.groups)
         if measure.kind == "round":
             return rounds_change(rows=bounds.rows)
-        if measure.kind in ("offered", "kept"):  # all rows of a unit may lie in one window
-            rows = self._reached(measure)
+        if measure in self.query.totals:  # all rows of a unit may lie in one window
+            rows = self._rows_of_total(measure)
             return group_by_change(rows=rows, per_group=rows, groups=1, largest=measure.largest)
         return group_by_change(
             rows=bounds.rows,
@@ -98,11 +100,16 @@ class NoisePlan:
 
     def _reached(self, measure: Measure) -> int:
         """How many processes of a measure one unit may move, at most."""
-        bounds, most = self.query.bounds, self.query.debias_rows
-        if measure.kind == "offered":
-            assert most is not None
-            return most
-        return bounds.rows if measure.kind in ("round", "kept") else bounds.groups
+        bounds, windows = self.query.bounds, self.query.schedule.windows
+        if measure in self.query.totals:  # one group in each window
+            rows = self._rows_of_total(measure)
+            return rows if windows is None else min(rows, windows)
+        return bounds.rows if measure.kind == "round" else bounds.groups
+
+    def _rows_of_total(self, measure: Measure) -> int:
+        """How many rows of one unit count in a total, over all windows."""
+        known = {"dropped": self.query.most_dropped, "kept": self.query.bounds.rows, "beyond": 1}
+        return known[measure.kind]
 
     @property
     def delta_slack(self) -> Fraction:
@@ -266,13 +273,28 @@ def plan_query(query: Query, counters: str | None = None) -> NoisePlan:
         plan = NoisePlan(query, kept=kept)
         try:
             _ = plan.calibrated
-        except InvalidParameter:
+        except InvalidParameter as problem:
             coarser = _coarser(query)
             if coarser is None:
-                raise
+                _blame_totals(query)
+                raise InvalidParameter(f"the query {query.name!r}: {problem}") from None
             query = coarser
         else:
             return plan
+
+
+def _blame_totals(query: Query) -> None:
+    """Refuse a query that could be planned if nobody measured what the bounds drop; say that."""
+    if not query.totals or query.debias is not None:
+        return
+    try:
+        _ = NoisePlan(replace(query, report_bias=False, max_dropped_rows=None)).calibrated
+    except InvalidParameter:
+        return
+    raise InvalidParameter(
+        "to measure what the bounds drop takes noise that floats cannot be shown to keep; set "
+        "report_bias = false, or use fewer releases or lower bounds"
+    ) from None
 
 
 def matrices_of(text: str) -> tuple[tuple[int, tuple[float, ...]], ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,16 +13,27 @@ from dpstream.mechanisms.base import whole
 from dpstream.privacy.accounting.promises import promise, rows_of
 from dpstream.privacy.amounts import Amount, positive
 from dpstream.privacy.ledger.charges import Terms
-from dpstream.query.aggregates import Aggregate, Count, Measure, Sum, all_measures
+from dpstream.query.aggregates import (
+    Aggregate,
+    Count,
+    CountUnits,
+    Measure,
+    Sum,
+    all_measures,
+)
+from dpstream.query.public_tables import NeedsTables
 from dpstream.query.row_spec import Finish, Prepare, RowSpec
 from dpstream.query.windows import Duration, Instant, Tumble
 
 _KEYS = """
     aggregates epsilon delta strategy max_groups_contributed max_rows_per_group max_rows_contributed
     pre_threshold selection_share last_share last_budget weights
-    confidence debias debias_rows min_change nonnegative buffers
+    confidence debias debias_rows=max_dropped_rows report_bias min_change nonnegative buffers
 """  # a field that gets another name keeps its key: key=new_name
-_TOTALS_WEIGHT = Fraction(1, 50)  # totals of a window are large beside their noise
+_OF_BIAS = Fraction(1, 50)  # of the budget: totals of a window are large beside their noise
+_USUALLY_KEPT = Fraction(9, 10)  # of the rows; whatever it is, sound
+_OF_BEYOND = Fraction(1, 5)  # of what is spent on rows
+_FEWEST_DROPPED = 4  # rows that count of a unit of which few are kept
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,8 +64,10 @@ class Query(RowSpec, identity="query", keys=_KEYS):
     selection of keys may lose that is kept for a window's last release; `last_budget`: the part of
     the budget that measures that release once more (None: all releases alike).
     `confidence`: publish an interval that holds the truth of the rows kept with this probability.
-    `debias="global"` estimates, under the same budget, what share of all rows the bounds have
-    kept, and makes up for it in counts and sums; it counts at most `debias_rows` rows of a unit.
+    `report_bias`: measure, with 2% of the budget, what share of the rows and of the values summed
+    the bounds have dropped; of each unit at most `max_dropped_rows` dropped rows count (default:
+    twice as many as are kept, and at least 4). `debias="global"` makes up for that share in counts
+    and sums.
 
     >>> query = Query(privacy_unit_column="user", keys=["url"], epsilon=1, delta=1e-9,
     ...               max_groups_contributed=8)
@@ -76,7 +89,8 @@ class Query(RowSpec, identity="query", keys=_KEYS):
     weights: tuple[tuple[str, Fraction], ...] = ()
     confidence: float | None = None
     debias: Literal["global"] | None = None
-    debias_rows: int | None = None
+    report_bias: bool = True
+    max_dropped_rows: int | None = None
     min_change: float | None = None
     nonnegative: bool = False
     buffers: int = 4
@@ -116,7 +130,8 @@ class Query(RowSpec, identity="query", keys=_KEYS):
             weights: Mapping[str, Amount] | Sequence[tuple[str, Amount]] = (),
             confidence: float | None = None,
             debias: Literal["global"] | None = None,
-            debias_rows: int | None = None,
+            report_bias: bool = True,
+            max_dropped_rows: int | None = None,
             min_change: float | None = None,
             nonnegative: bool = False,
             buffers: int = 4,
@@ -144,12 +159,12 @@ class Query(RowSpec, identity="query", keys=_KEYS):
         most = self.max_groups_contributed * self.max_rows_per_group
         rows = most if self.max_rows_contributed is None else self.max_rows_contributed
         put("max_rows_contributed", whole(rows, "max_rows_contributed", at_least=1))
+        put("report_bias", bool(self.report_bias))
+        if self.max_dropped_rows is not None:
+            put("max_dropped_rows", whole(self.max_dropped_rows, "max_dropped_rows", at_least=1))
         if self.pre_threshold is not None:
             put("pre_threshold", whole(self.pre_threshold, "pre_threshold", at_least=0))
         self._check_answers()
-        if self.debias is not None:
-            rows = 4 * self.bounds.rows if self.debias_rows is None else self.debias_rows
-            put("debias_rows", whole(rows, "debias_rows", at_least=self.bounds.rows))
         put("weights", _exact_weights(self.weights, self.aggregates))
         super().__post_init__()
 
@@ -168,8 +183,11 @@ class Query(RowSpec, identity="query", keys=_KEYS):
             )
         if self.debias not in (None, "global"):
             raise InvalidParameter(f"debias must be 'global' or None; got {self.debias!r}")
-        if self.debias_rows is not None and self.debias is None:
-            raise InvalidParameter("debias_rows needs debias='global'")
+        if not self.report_bias and (self.debias or self.max_dropped_rows is not None):
+            name = "debias" if self.debias else "max_dropped_rows"
+            raise InvalidParameter(
+                f"{name} needs report_bias: without it nobody measures what the bounds drop"
+            )
         if self.strategy not in ("latched", "sqlp"):
             raise InvalidParameter(f"strategy must be 'latched' or 'sqlp'; got {self.strategy!r}")
         if self.strategy == "sqlp" and self.min_change is not None:
@@ -217,9 +235,22 @@ class Query(RowSpec, identity="query", keys=_KEYS):
 
     @property
     def answer_columns(self) -> list[str]:
-        """Of each aggregate its value, its standard deviation, and its interval if asked for."""
-        added = ("", "_stddev") if self.confidence is None else ("", "_stddev", "_low", "_high")
-        return [f"{aggregate.name}{more}" for aggregate in self.aggregates for more in added]
+        """Of each aggregate its value, its standard deviation, and its interval if asked for.
+
+        And the share of the rows that the bounds have kept, where it is measured.
+        """
+        names = [
+            f"{aggregate.name}{more}"
+            for aggregate in self.aggregates
+            for more in ("", "_stddev", *self.interval_ends(aggregate))
+        ]
+        return [*names, "kept_share"] if self.totals else names
+
+    def interval_ends(self, aggregate: Aggregate) -> tuple[str, ...]:
+        """What the columns of an aggregate's interval end with."""
+        if self.confidence is None:
+            return ()
+        return ("_low", "_high", *(["_high_all"] if self.totals and aggregate.bounds_all else []))
 
     @property
     def value_measures(self) -> list[Measure]:
@@ -228,10 +259,45 @@ class Query(RowSpec, identity="query", keys=_KEYS):
 
     @cached_property
     def totals(self) -> tuple[Measure, ...]:
-        """Exact counts of each window as a whole."""
-        if self.debias is None:
+        """Exact figures of each window as a whole: what the bounds have kept and dropped.
+
+        Rows first, then the values of each sum to which no row adds less than 0. None where nobody
+        asks for them, or where no bound can drop anything.
+        """
+        if not self.report_bias or not self.may_drop:
             return ()
-        return Measure(kind="offered"), Measure(kind="kept")
+        rows = Measure(kind="dropped"), Measure(kind="kept"), Measure(kind="beyond")
+        pairs = ((replace(m, kind="dropped"), replace(m, kind="kept")) for m in self.summed)
+        return *rows, *(total for pair in pairs for total in pair)
+
+    @cached_property
+    def summed(self) -> tuple[Measure, ...]:
+        """The measures of sums to which no row adds less than 0."""
+        sums = (a for a in self.aggregates if isinstance(a, Sum) and a.grows and a.lo >= 0)
+        return tuple(dict.fromkeys(measure for a in sums for measure in a.measures(self.one_row)))
+
+    @property
+    def most_dropped(self) -> int:
+        """How many dropped rows of a unit count, over all windows."""
+        usual = max(2 * self.bounds.rows, _FEWEST_DROPPED)
+        return usual if self.max_dropped_rows is None else self.max_dropped_rows
+
+    @property
+    def may_drop(self) -> bool:
+        """Can bounding drop anything that would be counted?
+
+        Further rows of a unit in a group are nothing to COUNT(DISTINCT unit).
+        """
+        groups = self.public_groups
+        untold = groups is None or isinstance(groups, NeedsTables)
+        most = None if untold or self.window is not None else len(groups or ())
+        fits = most is not None and most <= self.bounds.groups and self.bounds.rows_per_group == 1
+        return not (self.counts_units and fits)
+
+    @property
+    def counts_units(self) -> bool:
+        """Does it ask for units alone? Then what bounding drops are units in groups, not rows."""
+        return all(isinstance(aggregate, CountUnits) for aggregate in self.aggregates)
 
     @cached_property
     def column_weights(self) -> tuple[Fraction, ...]:
@@ -245,8 +311,32 @@ class Query(RowSpec, identity="query", keys=_KEYS):
             finder = wishes[self.measures[0]]
             if "selection" in given or not finder:
                 finder.append(given.get("selection", Fraction(1)))
-        total = given.get("debias", _TOTALS_WEIGHT)
-        return (*(max(wish) for wish in wishes.values()), *(total for _ in self.totals))
+        weights = tuple(max(wish) for wish in wishes.values())
+        total = given.get("bias", sum(weights) * _OF_BIAS / (1 - _OF_BIAS))
+        return weights + tuple(total * part for part in self._parts_of_totals)
+
+    @property
+    def _parts_of_totals(self) -> list[Fraction]:
+        """How totals divide what is theirs.
+
+        The share s = k / (k + d) moves by ((1 - s) dk - s dd) / (k + d): with noise in proportion
+        to the bounds R and R_d, its variance is least if mu^2 is divided as (1 - s) R : s R_d.
+        """
+        if not self.totals:
+            return []
+        dropped = _USUALLY_KEPT * self.most_dropped
+        kept = (1 - _USUALLY_KEPT) * self.bounds.rows
+        pair = [dropped / (dropped + kept), kept / (dropped + kept)]
+        sums = len(self.summed)
+        parts = [*(part * (1 - _OF_BEYOND) for part in pair), _OF_BEYOND, *(pair * sums)]
+        return [part / (1 + sums) for part in parts]
+
+    def written(self) -> dict[str, Any]:
+        """As for any rows; a query without totals is the one that it was before they were known."""
+        facts = super().written() | {"debias_rows": self.most_dropped if self.totals else None}
+        if not self.totals:
+            del facts["report_bias"]
+        return facts
 
     @property
     def protected(self) -> str:
@@ -276,7 +366,7 @@ def _exact_weights(
     given: Mapping[str, Any] | Sequence[tuple[str, Any]], aggregates: Sequence[Aggregate]
 ) -> tuple[tuple[str, Fraction], ...]:
     """Names and exact weights, in the order of the names: part of what fixes the releases."""
-    known = {*(a.name for a in aggregates), "selection", "debias"}
+    known = {*(a.name for a in aggregates), "selection", "bias"}
     weights = dict(given)
     if not weights.keys() <= known:
         raise InvalidParameter(

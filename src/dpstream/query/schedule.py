@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -25,6 +25,7 @@ from dpstream.records import Integers
 
 _ENDLESS = 36525 * DAY  # a stream without end is taken to last a hundred years
 _PROBE = 3660  # windows that are looked at one by one
+_REMEMBERED = 4096  # windows whose steps are kept in memory
 _WIDE = 4096  # windows in a batch that are looked up one after another
 
 
@@ -133,9 +134,29 @@ class Schedule:
             return self.triggers[step]
         return self.triggers.at(step + 1)  # the tick at the start itself publishes nothing
 
-    @lru_cache(maxsize=4096)  # noqa: B019 - schedules live as long as the process
+    @cached_property
+    def _known_steps(self) -> dict[int, tuple[int, int]]:
+        """The first and the last step of windows that were asked for last."""
+        return {}
+
+    def _steps_of(self, window: int) -> tuple[int, int]:
+        known = self._known_steps
+        steps = known.get(window)
+        if steps is None:
+            if len(known) >= _REMEMBERED:
+                known.clear()
+            steps = known[window] = self._first_step(window), self._last_step(window)
+        return steps
+
     def first_step(self, window: int) -> int:
         """The first step at which a window is published."""
+        return self._steps_of(window)[0]
+
+    def last_step(self, window: int) -> int:
+        """The last step at which a window is published."""
+        return self._steps_of(window)[1]
+
+    def _first_step(self, window: int) -> int:
         opens = self.opens(window)
         if self.triggers is None or opens is None:
             return window
@@ -143,9 +164,7 @@ class Schedule:
             return bisect_right(self.triggers, opens)
         return max(self.triggers.next_from(opens + 1) - 1, 0)
 
-    @lru_cache(maxsize=4096)  # noqa: B019
-    def last_step(self, window: int) -> int:
-        """The last step at which a window is published."""
+    def _last_step(self, window: int) -> int:
         end = self.span(window)[1]
         if self.triggers is None or end is None:
             return window
@@ -155,7 +174,8 @@ class Schedule:
 
     def releases(self, window: int) -> int:
         """How often a window is published."""
-        return self.last_step(window) - self.first_step(window) + 1
+        first, last = self._steps_of(window)
+        return last - first + 1
 
     @cached_property
     def lengths(self) -> list[int]:
@@ -184,11 +204,11 @@ class Schedule:
             newest = min(newest, self.windows - 1)
         due = []
         for window in range(newest, -1, -1):
-            if self.last_step(window) < step:
+            first, last = self._steps_of(window)
+            if last < step:
                 break
-            if self.releases(window) > 0:  # a zone may leave out a day
-                release = step - self.first_step(window) + 1
-                due.append(DueRelease(window, release, self.releases(window)))
+            if last >= first:  # else a zone leaves out a day
+                due.append(DueRelease(window, step - first + 1, last - first + 1))
         return due[::-1]
 
     def window_of(self, times: Integers) -> Integers:

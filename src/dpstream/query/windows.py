@@ -181,6 +181,8 @@ class Ticks:
 
     def last_before(self, time: int) -> int:
         """The number of the last tick at or before one time."""
+        if not self.calendar:
+            return (time - self.origin) // self.size
         return int(self.before(np.array([time]))[0])
 
     def next_from(self, time: int) -> int:

@@ -91,9 +91,11 @@ def times(
 
 def _counted(array: pa.Array, name: str, unit: int, origin: int) -> tuple[Integers, Mask]:
     if pa.types.is_integer(array.type):  # exact, whatever else is in the batch
-        filled = pc.fill_null(array, pa.scalar(0, array.type))
+        filled = pc.fill_null(array, pa.scalar(0, array.type)) if array.null_count else array
         size = np.abs(filled.to_numpy(zero_copy_only=False).astype(np.float64)) * unit
-        readable = (size < _LARGEST) & ~_mask(array.is_null())
+        readable = size < _LARGEST
+        if array.null_count:
+            readable &= ~_mask(array.is_null())
         counts = pc.cast(filled, pa.int64(), safe=False).to_numpy(zero_copy_only=False)
         return np.where(readable, counts, 0) * unit + origin, readable
     values, readable = numbers(array, name)

@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from dpstream.privacy.state import Secret
@@ -111,6 +112,13 @@ def id_pairs(ids: Words) -> Any:
 def id_order(ids: Words) -> Integers:
     """The places of ids in their order; equal ones keep the order that they have."""
     return np.lexsort((ids[:, 1], ids[:, 0]))
+
+
+def among(ids: Words, known: Words) -> npt.NDArray[np.bool_]:
+    """Which ids are known."""
+    if len(ids) * len(known) > _BLOCK:
+        return np.isin(id_pairs(ids), id_pairs(known))
+    return np.asarray((ids[:, None] == known).all(axis=2).any(axis=1), bool)
 
 
 @dataclass(kw_only=True)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from decimal import Context, Decimal
+from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -73,14 +74,13 @@ def column_ids(array: pa.Array | pa.ChunkedArray, key: bytes) -> Words:
     >>> ids.shape, bool((ids[0] == ids[3]).all()), len(np.unique(ids, axis=0))
     ((4, 2), True, 3)
     """
-    words = _key_words(key)
     canonical_type(array.type)  # refused with rows or without
     chunks = array.chunks if isinstance(array, pa.ChunkedArray) else [array]
-    ids = [_array_ids(canonical(chunk), words) for chunk in chunks if len(chunk)]
+    ids = [_array_ids(canonical(chunk), key) for chunk in chunks if len(chunk)]
     return ids[0] if len(ids) == 1 else np.concatenate([np.empty((0, 2), np.uint64), *ids])
 
 
-def _array_ids(array: pa.Array, key: Words) -> Words:
+def _array_ids(array: pa.Array, key: bytes) -> Words:
     """The ids of a canonical array."""
     out = np.empty((len(array), 2), np.uint64)
     for part in _parts(array):
@@ -179,7 +179,7 @@ def group_ids(columns: Sequence[pa.Array | pa.ChunkedArray], key: bytes) -> Word
     """
     _check_lengths(columns)
     ids = [column_ids(column, key) for column in columns]
-    return ids[0] if len(ids) == 1 else _digest(ids, _derived(_key_words(key), _GROUP, len(ids)))
+    return ids[0] if len(ids) == 1 else _digest(ids, _derived(key, _GROUP, len(ids)))
 
 
 def row_digests(words: Sequence[NDArray[Any]], key: bytes) -> Words:
@@ -192,7 +192,7 @@ def row_digests(words: Sequence[NDArray[Any]], key: bytes) -> Words:
     """
     _check_lengths(words)
     count = sum(_width(column) for column in words)
-    return _digest(words, _derived(_key_words(key), _ROW, count))
+    return _digest(words, _derived(key, _ROW, count))
 
 
 def multiset_digest(digests: Words) -> tuple[int, int]:
@@ -222,8 +222,9 @@ def _digest(columns: Sequence[NDArray[Any]], key: Words, out: Words | None = Non
     regular = [  # kept until the end: the addresses stay valid; one item for all rows may stay so
         column if column.strides == (0,) else np.ascontiguousarray(column) for column in columns
     ]
-    addresses = [c.ctypes.data + 8 * word for c in regular for word in range(_width(c))]
-    strides = [c.strides[0] for c in regular for _ in range(_width(c))]
+    words = [(c, word) for c in regular for word in range(_width(c))]
+    addresses = [c.__array_interface__["data"][0] + 8 * word for c, word in words]
+    strides = [c.strides[0] for c, _ in words]
     if out is None:
         out = np.empty((len(regular[0]), 2), np.uint64)
     hash_rows(np.array(addresses, np.uint64), np.array(strides, np.uint64), key, out)
@@ -249,9 +250,10 @@ def _width(column: NDArray[Any]) -> int:
     return column.ndim
 
 
-def _derived(key: Words, purpose: int, number: int) -> Words:
+@lru_cache(maxsize=256)
+def _derived(key: bytes, purpose: int, number: int) -> Words:
     """A key of its own for one purpose: the hash of one word."""
-    return _fixed(_digest([np.array([purpose | number << 8], np.uint64)], key)[0])
+    return _fixed(_digest([np.array([purpose | number << 8], np.uint64)], _key_words(key))[0])
 
 
 def _key_words(key: bytes) -> Words:
@@ -293,9 +295,12 @@ class RowIds:
         """The ids of units by name, each within its period."""
         if self._query.periods is None or not len(ids):
             return ids
-        known, where = np.unique(periods, return_inverse=True)
+        if (periods == periods[0]).all():
+            known, where = periods[:1], None
+        else:
+            known, where = np.unique(periods, return_inverse=True)
         masks = row_digests([known.astype(np.int64)], self._keys.periods)
-        return ids ^ masks[where]  # a user in another period is another unit
+        return ids ^ (masks if where is None else masks[where])  # in each period another unit
 
     def groups(self, keys: pa.Table, count: int) -> Words:
         """The ids of `count` rows' groups; without key columns all rows are one group."""

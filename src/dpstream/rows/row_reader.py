@@ -42,8 +42,8 @@ from dpstream.rows.row_batch import (
     RejectedRows,
     RowKeys,
     Rows,
+    among,
     id_order,
-    id_pairs,
     in_order,
     stepwise,
 )
@@ -125,7 +125,9 @@ def oversize(column: pa.ChunkedArray, most: int) -> parse.Mask:
 def reject(table: pa.Table, reasons: Codes, where: str) -> list[Rejected]:
     """The rows that were marked, with their reasons."""
     bad = np.flatnonzero(reasons)
-    raw = table.take(pa.array(bad)) if len(bad) else table.slice(0, 0)
+    if not len(bad):
+        return []
+    raw = table.take(pa.array(bad))
     columns = [python_values(parse.whole_column(raw[name])) for name in raw.column_names]
     rows = [dict(zip(raw.column_names, cells, strict=True)) for cells in zip(*columns, strict=True)]
     return [
@@ -270,8 +272,9 @@ class RowReader:
             if name == query.privacy_unit_column and is_text(self.types[name]):
                 continue  # only hashed, never shown
             column, bad = once("text", name, make=partial(readable_text, table, name))
-            table = table.set_column(table.column_names.index(name), name, column)
-            flag(reasons, Reason.NOT_UTF8, bad)
+            if bad.any() or table[name].num_chunks != 1 or table[name].type != column.type:
+                table = table.set_column(table.column_names.index(name), name, column)
+                flag(reasons, Reason.NOT_UTF8, bad)
         units = self._typed(table, query.privacy_unit_column, reasons)
         flag(reasons, Reason.MISSING_UNIT, missing(units))
         moments, arrivals = self._times(table, reasons, once)
@@ -361,7 +364,7 @@ class RowReader:
         listed = self._ordered
         assert listed is not None
         if len(listed) < _MANY or (listed[1:, 0] == listed[:-1, 0]).any():
-            return np.isin(id_pairs(ids), id_pairs(listed))
+            return among(ids, listed)
         at = np.minimum(np.searchsorted(listed[:, 0], ids[:, 0]), len(listed) - 1)
         return np.asarray((listed[at] == ids).all(axis=1), bool)
 

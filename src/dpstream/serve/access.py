@@ -1,4 +1,4 @@
-"""Who may reach a server: the address it listens on, and the operator's token."""
+"""Who may reach a server: the address it listens on, and the tokens of operator and analysts."""
 
 from __future__ import annotations
 
@@ -88,8 +88,11 @@ class Token:
 def load_token(path: Path) -> Token:
     """The token of the environment, or of the file, which is made if it is not there."""
     given = os.environ.get(VARIABLE)
-    if given:
-        return Token(given, source=VARIABLE)
+    return Token(given, source=VARIABLE) if given else read_token(path)
+
+
+def read_token(path: Path) -> Token:
+    """The token of a file, which is made if it is not there."""
     if not path.exists():
         with suppress(FileExistsError):  # another process was first: that one counts
             create_exclusive(path, f"{mint_token()}\n".encode())
@@ -98,7 +101,7 @@ def load_token(path: Path) -> Token:
         text = file.read(4096)
     if mode & 0o077:
         raise SecretError(
-            f"{path} has mode {mode:04o}: others may read the operator's token; run chmod 600 "
-            f"{path}, and replace the token if it may have been read"
+            f"{path} has mode {mode:04o}: others may read the token; run chmod 600 {path}, and "
+            "replace the token if it may have been read"
         )
     return Token(text.decode("ascii", "replace").strip(), source=str(path))

@@ -1,6 +1,7 @@
 """The operator's side: health, metrics, the ledger, dead letters, and rows that are posted.
 
-What is here is not private. Every route asks for the token, the unknown ones too.
+What is here is not private. Every route asks for the token, the unknown ones too. Analysts have
+tokens of their own, which ask for queries and open nothing else.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ import os
 import struct
 import time
 import zlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, ClassVar
@@ -30,7 +32,7 @@ from dpstream.connectors.encode import simple_column
 from dpstream.connectors.files.jsonl import JsonlParser
 from dpstream.connectors.files.text import UnreadableRange, empty_strings, rejected_rows
 from dpstream.connectors.write_ahead import Inbox
-from dpstream.errors import InvalidInput, StateError
+from dpstream.errors import BudgetExceeded, DpstreamError, InvalidInput, StateError
 from dpstream.records import Batch, Rejected
 from dpstream.serve.access import Token
 from dpstream.serve.event_stream import Hub
@@ -47,11 +49,17 @@ from dpstream.serve.metrics import (
 )
 from dpstream.serve.sides import Endpoint, Given, Parameter, Refusal, Side, json_answer
 from dpstream.serve.worker import Supervisor
+from dpstream.session.change_plan import ask, withdraw
+from dpstream.session.changes import Changes
 from dpstream.session.pipeline import Pipeline, PushedTable
 
 _LOG = logging.getLogger("dpstream.serve")
 _LETTERS = 1000
 _THREADS = 4  # of its own: a flood on the public side takes none of them
+_ANALYST = "dpstream.analyst"  # of a request: whose token it has; "": the operator's
+_OF_ANALYSTS = ("/ask/", "/asked", "/withdraw/")
+_NAME = "^[A-Za-z][A-Za-z0-9_]*$"
+_LONGEST_QUERY = 1 << 16
 _WELL = ("starting", "running", "finished", "not run")
 JSONL = ("application/jsonl", "application/x-ndjson", "application/json-lines", "application/json")
 ARROW = "application/vnd.apache.arrow.stream"
@@ -215,6 +223,8 @@ class OperatorSide(Side):
     secured: ClassVar[bool] = True
     pipeline: Pipeline
     token: Token
+    analysts: Mapping[str, Token] = field(default_factory=dict)
+    """Whose tokens ask for queries, and open nothing else."""
     supervisor: Supervisor
     hub: Hub
     most_body: int = 16 << 20
@@ -246,8 +256,13 @@ class OperatorSide(Side):
 
     def _check_token(self, scope: Scope) -> None:
         given = dict(scope["headers"]).get(b"authorization", b"").decode("latin-1")
-        if not self.token.fits(given):
+        tokens = {"": self.token, **self.analysts}
+        whose = [name for name, fits in [(n, t.fits(given)) for n, t in tokens.items()] if fits]
+        if not whose:
             raise Refusal(401, "the operator's token is needed", {"www-authenticate": "Bearer"})
+        scope[_ANALYST] = whose[0]
+        if whose[0] and not scope["path"].startswith(_OF_ANALYSTS):
+            raise Refusal(403, "an analyst's token asks for queries, and opens nothing else")
 
     def endpoints(self) -> list[Endpoint]:
         """Every route."""
@@ -259,7 +274,10 @@ class OperatorSide(Side):
         limit = Parameter(
             "limit", "The most that are given.", kind="integer", least=1, most=_LETTERS, default=100
         )
-        asked = (401, 422, 429)
+        named = Parameter(
+            "query", "What its releases are called.", place="path", longest=60, pattern=_NAME
+        )
+        asked = (401, 403, 422, 429)
         return [
             Endpoint("/health", "Does it run?", self._health, refuses=(*asked, 503), quick=True),
             Endpoint(
@@ -298,6 +316,34 @@ class OperatorSide(Side):
                 self._reload,
                 method="POST",
                 status=202,
+                refuses=(409, *asked),
+                quick=True,
+            ),
+            Endpoint(
+                "/ask/{query}",
+                "Ask for a query, which is charged to the share of the token's analyst.",
+                self._ask,
+                parameters=[named],
+                method="POST",
+                takes={"application/sql": {"type": "string"}},
+                status=202,
+                refuses=(409, 413, *asked),
+                quick=True,
+            ),
+            Endpoint(
+                "/withdraw/{query}",
+                "End a query that was asked for; what it has spent stays spent.",
+                self._withdraw,
+                parameters=[named],
+                method="POST",
+                status=202,
+                refuses=(404, 409, *asked),
+                quick=True,
+            ),
+            Endpoint(
+                "/asked",
+                "The queries that were asked for: an analyst's own, or all for the operator.",
+                self._asked,
                 refuses=(409, *asked),
                 quick=True,
             ),
@@ -379,6 +425,50 @@ class OperatorSide(Side):
         if problem is not None:
             raise Refusal(409, f"what ran goes on: {problem['message']}")
         return json_answer(request, {"reload": str(self.pipeline.path)}, 202)
+
+    async def _ask(self, request: Request, given: Given) -> Response:
+        analyst, name = request.scope[_ANALYST], given["query"]
+        if not analyst:
+            raise Refusal(403, "an analyst's token asks; the operator's queries are in the file")
+        body = await read_body(request.stream(), _LONGEST_QUERY)
+        try:
+            sql = body.decode()
+        except UnicodeDecodeError:
+            raise Refusal(422, "the body is not a query as UTF-8 text") from None
+        await self._change(ask, name=name, sql=sql, analyst=analyst)
+        return json_answer(request, {"asked": name, "analyst": analyst}, 202)
+
+    async def _withdraw(self, request: Request, given: Given) -> Response:
+        analyst, name = request.scope[_ANALYST], given["query"]
+        mine = {one["query"]: one for one in self._asked_for(analyst)}
+        self.find(mine, name, "query of yours")
+        await self._change(withdraw, name=name, who=analyst or "the operator")
+        return json_answer(request, {"withdrawn": name}, 202)
+
+    async def _change(self, change: Callable[..., None], **facts: str) -> None:
+        if not self.takes_rows:
+            raise Refusal(409, "the pipeline does not run here")
+        try:
+            await self.supervisor.change(partial(change, self.pipeline.path, **facts))
+        except BudgetExceeded as problem:
+            raise Refusal(409, f"refused: {problem}") from None
+        except (DpstreamError, OSError) as problem:
+            raise Refusal(422, f"not taken: {problem}") from None
+
+    def _asked(self, request: Request, given: Given) -> Response:
+        return json_answer(request, {"queries": self._asked_for(request.scope[_ANALYST])})
+
+    def _asked_for(self, analyst: str) -> list[dict[str, Any]]:
+        """What an analyst has asked for; "": all."""
+        try:
+            known = Changes.read(self.pipeline.state).asked
+        except StateError as problem:
+            raise Refusal(409, str(problem)) from None
+        return [
+            {"query": name, "analyst": table["analyst"], "sql": table["sql"]}
+            for name, table in known.items()
+            if analyst in ("", table["analyst"])
+        ]
 
     async def _ingest(self, request: Request, given: Given) -> Response:
         over = not self.takes_rows or self.supervisor.state in ("finished", "refused")

@@ -31,6 +31,8 @@ from dpstream.serve.sides import Refusal
 from dpstream.session.pipeline import Pipeline, PipelineBook
 from dpstream.sql_compiler.compile_sql import compile_sql
 
+SPREADS = ("stddev", "low", "high", "high_all")
+"""What may be published beside a figure."""
 _PLACE = ("window_start", "window_end", "trigger_time", "release_index")
 _OPERATORS = ("memory", "drawing")  # of no use to a reader of the releases
 Line = dict[str, Any]
@@ -70,8 +72,10 @@ class QueryDescription:
     def figures(self) -> list[str]:
         """The published numbers."""
         names = self.schema.names
-        extra = {f"{name}{more}" for name in names for more in ("_stddev", "_low", "_high")}
-        others = {*extra, *self.keys, *_PLACE, "held"}
+        extra = {
+            f"{name}{more}" for name in names for more in ("_stddev", "_low", "_high", "_high_all")
+        }
+        others = {*extra, *self.keys, *_PLACE, "held", "kept_share"}
         return [
             name
             for name, kind in zip(names, self.schema.types, strict=True)
@@ -89,6 +93,15 @@ class QueryDescription:
         query = self.query
         return isinstance(query, Query) and (query.min_change is not None or query.in_rounds)
 
+    @property
+    def dropped_rows(self) -> str | None:
+        """Is it measured what the bounds leave out? None: a mechanism's own matter."""
+        if not isinstance(self.query, Query):
+            return None
+        if self.query.totals:
+            return "measured"
+        return "not measured" if self.query.may_drop else "none"
+
     @cached_property
     def public(self) -> dict[str, Any]:
         """As the feed shows it."""
@@ -102,10 +115,11 @@ class QueryDescription:
             "columns": {
                 "keys": self.keys,
                 "aggregates": [
-                    {"name": name, **{k: self.spread(name, k) for k in ("stddev", "low", "high")}}
+                    {"name": name, **{kind: self.spread(name, kind) for kind in SPREADS}}
                     for name in self.figures
                 ],
             },
+            "dropped_rows": self.dropped_rows,
             "unit": self.query.privacy_unit_column,
             "unit_period": None if mechanism is not None else self.query.period_in_words,
             "protected": self.query.protected,
@@ -119,6 +133,7 @@ class QueryDescription:
             },
             "strategy": self.query.strategy if isinstance(self.query, Query) else None,
             "mechanism": None if mechanism is None else name_of(mechanism),
+            "margins": getattr(mechanism, "publishes_stddev", True),
             "live": self.query.live,
             "explain": {key: fact for key, fact in facts.items() if key not in _OPERATORS},
         }
@@ -140,10 +155,20 @@ def describe_queries(pipeline: Pipeline) -> dict[str, QueryDescription]:
 def describe_ended(pipeline: Pipeline) -> dict[str, QueryDescription]:
     """Queries that the pipeline ran before it was changed, by name."""
     known = {query.name for query in pipeline.queries}
-    gone = {n: table["sql"] for n, table in pipeline.changes.texts.items() if n not in known}
+    gone = {n: table for n, table in pipeline.changes.texts.items() if n not in known}
+    made = {
+        name: compile_sql(
+            table["sql"],
+            name,
+            params=table.get("params"),
+            functions=pipeline.functions,
+            folder=pipeline.path.parent,
+        )
+        for name, table in gone.items()
+    }
     return {
-        name: QueryDescription(query=compile_sql(text, name).query, text=text, ended=True)
-        for name, text in gone.items()
+        name: QueryDescription(query=one.query, text=one.text, ended=True)
+        for name, one in made.items()
     }
 
 

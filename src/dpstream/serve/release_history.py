@@ -18,7 +18,7 @@ from scipy.special import ndtri
 
 from dpstream.connectors.encode import csv, jsonl, simple_column, with_numbers
 from dpstream.records import Integers, Reals
-from dpstream.serve.public_facts import QueryDescription
+from dpstream.serve.public_facts import SPREADS, QueryDescription
 from dpstream.serve.release_segments import FIRST, OWN, Segment, key_id, key_values
 from dpstream.serve.release_store import Released, ReleaseReader
 from dpstream.serve.sides import Given, Refusal
@@ -77,6 +77,7 @@ class History:
             "limit": limit,
             "sort": figure,
             "order": given["order"],
+            "kept_share": _kept_share(segment, newest),
             "confidence": CONFIDENCE,
             "deviations": order_threshold(max(len(following) - 1, 1)),
             "rows": rows,
@@ -248,6 +249,15 @@ def _about(released: Released) -> dict[str, Any]:
     return released.facts | {"final": released.release == released.planned}
 
 
+def _kept_share(segment: Segment, newest: Released) -> float | None:
+    """The share of rows that the bounds have kept, as the newest release says; None: not known."""
+    if "kept_share" not in segment.table.column_names:
+        return None
+    mine = np.flatnonzero(segment.array("release_index") == newest.release)
+    share = _numbers(segment.array("kept_share")[mine[:1]])
+    return share[0] if share else None
+
+
 def rows_of(
     description: QueryDescription, segment: Segment, places: Sequence[int] | Integers
 ) -> list[dict[str, Any]]:
@@ -271,11 +281,11 @@ def figures_of(
 ) -> list[dict[str, Any]]:
     """The published numbers of some rows, with their error bars."""
     chosen = np.asarray(places, np.int64)
-    columns: dict[str, dict[str, list[Any]]] = {"values": {}, "stddev": {}, "low": {}, "high": {}}
+    columns: dict[str, dict[str, list[Any]]] = {kind: {} for kind in ("values", *SPREADS)}
     nothing = [None] * len(chosen)
     for name in description.figures:
         columns["values"][name] = _numbers(segment.array(name)[chosen])
-        for kind in ("stddev", "low", "high"):
+        for kind in SPREADS:
             spread = description.spread(name, kind)
             if spread is not None:
                 columns[kind][name] = _numbers(segment.array(spread)[chosen])

@@ -7,7 +7,7 @@ import contextlib
 import resource
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ from starlette.types import ASGIApp
 
 from dpstream.errors import InvalidParameter
 from dpstream.privacy.state.durable_files import make_directory
-from dpstream.serve.access import Token, bound_socket, check_binding, load_token
+from dpstream.serve.access import Token, bound_socket, check_binding, load_token, read_token
 from dpstream.serve.connections import HEAD_SECONDS, Connections, LimitedConnection, throttled
 from dpstream.serve.event_stream import Hub
 from dpstream.serve.operator_side import MOST_DECODED, OperatorSide
@@ -28,7 +28,7 @@ from dpstream.serve.release_store import ReleaseReader, hold_folder, store_folde
 from dpstream.serve.worker import Supervisor
 from dpstream.session.pipeline import Pipeline
 
-__all__ = ["Settings", "check_pipes", "load_token", "serve"]
+__all__ = ["Settings", "check_pipes", "load_token", "read_token", "serve"]
 _LEAVING = 3  # seconds that open answers have when the server stops
 
 
@@ -46,6 +46,12 @@ class Settings:
     behind_proxy: bool = False
     run: bool = True
     anyway: bool = False
+    take_over: bool = False
+    who: str = ""
+    kept: Path | None = None
+    """A pipeline that ran before, to go on with instead of what the file says now."""
+    not_reloaded: dict[str, Any] | None = None
+    """Why the file is not taken up then."""
     grid: float = 1.0
     rate: float = 200.0
     clients: int = 1000
@@ -71,13 +77,14 @@ def serve(
     settings: Settings,
     token: Token,
     *,
+    analysts: Mapping[str, Token] | None = None,
     tell: Callable[[str, str], None],
     say: Callable[[str], None] = lambda words: None,
 ) -> Settings | None:
     """Serve until a signal comes; `tell` gets the addresses of both sides.
 
     Returns settings to serve with again, at the same ports, if the file is to be taken up anew.
-    `say` gets what the operator alone should know.
+    `say` gets what the operator alone should know. `analysts`: whose tokens may ask for queries.
     """
     settings.check()
     with contextlib.ExitStack() as stack:
@@ -100,6 +107,10 @@ def serve(
             path=pipeline.path,
             engine=pipeline.engine["name"],
             anyway=settings.anyway,
+            take_over=settings.take_over,
+            who=settings.who,
+            kept=settings.kept,
+            not_reloaded=settings.not_reloaded,
             say=say,
         )
         public = PublicSide(
@@ -112,18 +123,19 @@ def serve(
         operator = OperatorSide(
             pipeline=pipeline,
             token=token,
+            analysts=analysts or {},
             supervisor=supervisor,
             hub=hub,
             most_body=settings.most_body,
             most_decoded=settings.most_decoded,
             takes_rows=settings.run,
         )
-        ports = {
+        places = {
             "--port": (settings.host, settings.port),
             "--operator-port": (settings.operator_host, settings.operator_port),
         }
         sockets = [
-            stack.enter_context(bound_socket(*place, option)) for option, place in ports.items()
+            stack.enter_context(bound_socket(*place, option)) for option, place in places.items()
         ]
         scheme = "https" if settings.certificate is not None else "http"
         hosts = (settings.host, settings.operator_host)
@@ -138,7 +150,8 @@ def serve(
             runner.run(_serve(apps, hub, settings, sockets, supervisor, lambda: tell(*addresses)))
         if not supervisor.to_reload.is_set():
             return None
-        return replace(settings, port=ports_now[0], operator_port=ports_now[1])
+        ports = {"port": ports_now[0], "operator_port": ports_now[1]}
+        return replace(settings, **ports, take_over=False, kept=None, not_reloaded=None)
 
 
 def check_pipes(pipeline: Pipeline) -> None:

@@ -64,6 +64,7 @@ QuickHandler = Callable[[Request, Given], Response | Awaitable[Response]]
 _ERROR = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
 _REFUSALS = {
     401: "the token is missing or wrong",
+    403: "this token is not for that",
     404: "there is no such thing",
     409: "not possible here",
     413: "the body is too large",

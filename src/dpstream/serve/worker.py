@@ -27,7 +27,7 @@ from typing import Any, Literal
 from dpstream import errors
 from dpstream.engines.clock import SystemClock
 from dpstream.engines.embedded.process_memory import keep_freed_memory
-from dpstream.engines.query_run import EngineOptions
+from dpstream.engines.query_run import EngineOptions, QueryRun
 from dpstream.operator_log import FORMAT, LEVEL, log_to_stderr
 from dpstream.privacy.state.durable_files import make_directory
 from dpstream.serve.metrics import described, report
@@ -39,6 +39,7 @@ from dpstream.session.start_pipeline import (
     check_reload,
     is_to_change,
     load_current,
+    load_kept,
     open_book,
     refuse_lost_secret,
     start,
@@ -68,11 +69,13 @@ def publish(
     stopped: threading.Event | None = None,
     strict: bool = False,
     anyway: bool = False,
+    take_over: bool = False,
 ) -> bool:
     """Run a pipeline to its end, every release into its store; True: it is to be loaded again.
 
     `strict`: none of the queries is run unless all can begin; otherwise one that cannot is tried
     again while the others go on. `anyway`: they begin though none of the first rows can be used.
+    `take_over`: earlier runs of the same queries are ended, where units have periods.
     """
     terms = [book.terms() for book in pipeline.books]
     refuse_lost_secret(pipeline.secret, list(pipeline.folders.values()))
@@ -88,9 +91,12 @@ def publish(
         store.announce_rest(list(queries))  # what a kill has left unannounced
         ledgers = stack.enter_context(pipeline.open_ledgers())
         clock = clock or SystemClock()
-        runs = start(pipeline, ledgers, clock=clock, sinks=[store], options=options, anyway=anyway)
+        how: dict[str, Any] = {"sinks": [store], "options": options, "anyway": anyway}
+        runs = start(pipeline, ledgers, clock=clock, take_over=take_over, **how)
         for book, wanted in zip(pipeline.books, terms, strict=True):
-            open_book(pipeline, book, wanted, ledgers[book.ledger], now=clock.now())
+            shared, now = ledgers[book.ledger], clock.now()
+            open_book(pipeline, book, wanted, shared, now=now, take_over=take_over)
+        _tell_beginnings(runs)
         runs.retry_delay = _retry_delay
         with runs:
             if strict:
@@ -102,6 +108,13 @@ def publish(
                 if (stopped is not None and stopped.is_set()) or is_to_change(pipeline, runs):
                     runs.stop()
         return is_to_change(pipeline, runs)
+
+
+def _tell_beginnings(runs: Runs) -> None:
+    """Say, at their first start, which runs begin later than asked, or take over from others."""
+    for run in runs.runs.values():
+        if isinstance(run, QueryRun) and run.is_new and run.beginning.notice:
+            _LOG.warning("%s", run.beginning.notice)
 
 
 def _retry_delay(problem: Exception, tries: int) -> float | None:
@@ -147,7 +160,11 @@ class _Teller(logging.Handler):
 
 
 def main(args: Sequence[str]) -> int:
-    """Run the pipeline of a file, on an engine; "strict", "anyway": as `publish` takes them."""
+    """Run the pipeline of a file: FILE ENGINE WHO KEPT WORDS.
+
+    KEPT is the file of a pipeline that ran before, to go on with; "" for none. Words are "strict",
+    "anyway" and "take_over", as `publish` takes them.
+    """
     with log_to_stderr(os.environ.get(FORMAT), os.environ.get(LEVEL)):
         return _run(args)
 
@@ -170,10 +187,11 @@ def _run(args: Sequence[str]) -> int:
     failed: dict[str, Any] | None = None
     again = False
     try:
-        engine = args[1] if len(args) > 1 else None
-        pipeline = with_engine(load_current(Path(args[0])), engine)
-        strict, anyway = (word in args[2:] for word in ("strict", "anyway"))
-        again = publish(pipeline, tell=tell, stopped=stop, strict=strict, anyway=anyway)
+        path, engine, who, kept, *words = args
+        pipeline = load_kept(Path(path), Path(kept)) if kept else load_current(Path(path))
+        pipeline = with_engine(pipeline, engine).asked_by(who)
+        how: dict[str, Any] = {word: word in words for word in ("strict", "anyway", "take_over")}
+        again = publish(pipeline, tell=tell, stopped=stop, **how)
     except Exception as problem:
         failed = described(problem)
     finally:
@@ -195,6 +213,12 @@ class Supervisor:
     """Where the queries run."""
     anyway: bool = False
     """Do queries begin though none of the first rows can be used?"""
+    take_over: bool = False
+    """Are earlier runs of the same queries ended at the first start?"""
+    who: str = ""
+    """Who asks for queries that name no analyst."""
+    kept: Path | None = None
+    """A pipeline that ran before, to go on with instead of what the file says now."""
     command: tuple[str, ...] = (sys.executable, "-m", "dpstream.serve.worker")
     state: State = "not run"
     restarts: int = 0
@@ -212,6 +236,7 @@ class Supervisor:
     not_reloaded: dict[str, Any] | None = None
     """Why a file was not taken up when that was asked for last."""
     _begun: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    _changing: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
     _kills: int = field(default=0, init=False)
     _said: str = field(default="", init=False)
     _said_at: float = field(default=-_SAYING, init=False)
@@ -235,13 +260,19 @@ class Supervisor:
         """Take the pipeline file up anew, or go on; returns why, if it could not be started."""
         self.not_reloaded = None
         try:
-            await asyncio.to_thread(check_reload, self.path)
+            await asyncio.to_thread(check_reload, self.path, who=self.who, anyway=self.anyway)
         except (errors.DpstreamError, OSError) as problem:
             self.not_reloaded = described(problem)
             _LOG.error("%s is not taken up, and what ran goes on: %s", self.path, problem)
         else:
             self.to_reload.set()
         return self.not_reloaded
+
+    async def change(self, change: Callable[[], None]) -> None:
+        """Make a change of what is to run, one at a time, and take it up; a refusal is raised."""
+        async with self._changing:
+            await asyncio.to_thread(change)
+            self.to_reload.set()
 
     async def _keep(self) -> None:
         while True:
@@ -293,10 +324,10 @@ class Supervisor:
     async def _once(self) -> int:
         process = await asyncio.create_subprocess_exec(
             *self.command,
-            str(self.path),
-            self.engine,
+            *(str(self.path), self.engine, self.who, "" if self.kept is None else str(self.kept)),
             *(() if self._begun.is_set() else ("strict",)),
             *(("anyway",) if self.anyway else ()),
+            *(("take_over",) if self.take_over else ()),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             limit=_LONGEST_LINE,

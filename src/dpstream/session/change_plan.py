@@ -21,10 +21,11 @@ from dpstream.connectors.storage import safe_name
 from dpstream.engines.embedded.series_run import KIND as SERIES
 from dpstream.engines.query_run import AnyQuery, Beginning
 from dpstream.engines.run_storage import KIND
-from dpstream.errors import DpstreamError, InvalidParameter, StateError
+from dpstream.errors import BudgetExceeded, DpstreamError, InvalidParameter, StateError
 from dpstream.mechanisms.runner import as_begun, mechanism_of
 from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.ledger.store import LedgerPlace
+from dpstream.privacy.state.durable_files import make_directory
 from dpstream.privacy.state.identity import canonical, readable
 from dpstream.privacy.state.inspection import saved_step
 from dpstream.privacy.state.run_directory import About, ledger_place, read_about
@@ -34,6 +35,7 @@ from dpstream.query.query import Query
 from dpstream.session.budget import refuse_early
 from dpstream.session.changes import Changes, Ending, edit, is_known
 from dpstream.session.pipeline import Pipeline, load_pipeline
+from dpstream.session.start import would_fit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,14 +102,85 @@ def plan_changes(path: Path, *, at_once: bool, now: int, who: str) -> ChangePlan
 
     `at_once`: runs end now, and what takes their place is charged in full, from now on.
     """
-    file = load_pipeline(path, changes=Changes())
-    known = Changes.read(file.state)
+    known = Changes.read(load_pipeline(path, changes=Changes()).state)
+    file = load_pipeline(path, changes=Changes(asked=known.asked))
     with ExitStack() as stack:
         planner = _Planner(file=file, known=known, at_once=at_once, now=now, who=who, stack=stack)
         changes = [planner.change(query) for query in file.queries]
         changes += planner.removed()
         changes = planner.with_beginnings(changes)
     return ChangePlan(file=file, changes=tuple(changes), known=known)
+
+
+def ask(path: Path, *, name: str, sql: str, analyst: str) -> None:
+    """Add a query that an analyst asks for, if their share of its book has room for it.
+
+    It runs from the next start, or reload, on. No row is looked at, before the charge either: what
+    an analyst is told of that would be exact.
+    """
+    known = load_pipeline(path).changes
+    pipeline = load_pipeline(path, changes=_with_asked(known, name, sql, analyst))
+    query = next(query for query in pipeline.queries if query.name == name)
+    if not isinstance(query, Query):
+        raise InvalidParameter("an analyst asks for GROUP BY queries over users; this is a series")
+    book = next(book for book in pipeline.books if query in book.queries)
+    if book.ledger.exists():
+        with closing(Ledger(book.ledger)) as ledger:
+            lines = [line for line in ledger.report() if line["dataset"] == book.dataset]
+    else:
+        lines = []
+    if not any(analyst in line.get("principals", {}) for line in lines):
+        raise BudgetExceeded(
+            f"the book {book.dataset!r} has no share for {analyst!r}; the operator gives one with "
+            "dpstream ledger allow"
+        )
+    if any(line["query"] == name for each in lines for line in each["spent_on"]):
+        raise InvalidParameter(f"a query {name!r} was charged before; choose another name")
+    problem, _ = would_fit(
+        [(each, pipeline.folders[each.name]) for each in book.queries],
+        ledger=book.ledger,
+        dataset=book.dataset,
+        terms=book.terms(),
+        analysts=pipeline.analysts,
+    )
+    if problem:
+        raise BudgetExceeded(problem)
+    make_directory(pipeline.state, mode=0o700)
+    edit(pipeline.state, lambda now: _with_asked(now, name, sql, analyst))
+
+
+def _with_asked(known: Changes, name: str, sql: str, analyst: str) -> Changes:
+    if name in {*known.asked, *known.texts, *known.names, *known.names.values()}:
+        raise InvalidParameter(f"there is, or was, a query {name!r} already; choose another name")
+    table = {"name": name, "sql": sql, "analyst": analyst, "anyway": True}
+    return replace(known, asked={**known.asked, name: table})
+
+
+def withdraw(path: Path, name: str, *, who: str) -> None:
+    """Take an analyst's query away: its run ends for good at the next start, or reload."""
+    pipeline = load_pipeline(path)
+    about = read_about(pipeline.state / safe_name(name))
+
+    def without(known: Changes) -> Changes:
+        left = {each: table for each, table in known.asked.items() if each != name}
+        ending: dict[str, Ending] = {}
+        if about is not None:
+            because = f"{name!r} was withdrawn by {who}"
+            facts = {"run": about["run"].hex(), "dataset": about["dataset"]}
+            ending = {name: Ending(**facts, because=because, who=who)}
+        return replace(known, asked=left, endings={**known.endings, **ending})
+
+    edit(pipeline.state, without)
+
+
+def drop_unbegun(state: Path) -> list[str]:
+    """Take analysts' queries away that have not begun: a start with them was refused."""
+    asked = Changes.read(state).asked
+    gone = [name for name in asked if read_about(state / safe_name(name)) is None]
+    left = {name: table for name, table in asked.items() if name not in gone}
+    if gone:
+        edit(state, lambda known: replace(known, asked=left))
+    return gone
 
 
 def differences(query: AnyQuery, about: About | None) -> tuple[str, ...]:
@@ -248,7 +321,9 @@ class _Planner:
         if name not in self.known.texts:
             raise StateError("how it was asked is not kept in its state directory")
         going_on = replace(ending, windows=1)
-        as_it_was = Changes(texts=self.known.texts, endings={name: going_on})
+        as_it_was = Changes(
+            texts=self.known.texts, asked=self.known.asked, endings={name: going_on}
+        )
         pipeline = load_pipeline(self.file.path, changes=as_it_was)
         query = next(query for query in pipeline.queries if query.name == name)
         if differences(query, about):

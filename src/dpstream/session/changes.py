@@ -5,11 +5,15 @@ until the windows of its last period are published; then its run is ended in the
 after that its successor begins. The successor has a name of its own (`pages_2`): its releases are
 those of another query, and no sink mixes the two. Nothing here is trusted: a successor is charged
 only if its book has room, whatever this file says.
+
+It also holds the queries that analysts have asked for over the server: they run beside those of the
+file, each in the name of the analyst whose token asked.
 """
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping
@@ -26,7 +30,7 @@ from dpstream.privacy.state.backup import SETTLED
 from dpstream.privacy.state.inspection import saved_step
 from dpstream.privacy.state.run_directory import ledger_place, read_about
 
-FORMAT = 1
+FORMAT = 2
 _NAME = SETTLED
 Table = dict[str, Any]
 
@@ -63,6 +67,8 @@ class Changes:
     endings: Mapping[str, Ending] = field(default_factory=dict)
     begins: Mapping[str, int] = field(default_factory=dict)
     """From when on successors publish that have not begun yet."""
+    asked: Mapping[str, Table] = field(default_factory=dict)
+    """Queries that analysts have asked for over the server, like a [[query]] of the file."""
 
     @classmethod
     def read(cls, state: Path) -> Self:
@@ -73,15 +79,33 @@ class Changes:
         except FileNotFoundError:
             return cls()
         except ValueError:
-            raise StateError(f"{path} is damaged; restore it from your backup") from None
-        if told.pop("format", None) != FORMAT:
+            told = None
+        if isinstance(told, dict) and told.get("format") == FORMAT:
+            whole = told.pop("sha256", None) == _checksum(told)
+        elif isinstance(told, dict) and told.get("format") == 1:  # it had no checksum
+            whole = True
+        elif isinstance(told, dict) and "format" in told:
             raise StateError(f"{path} has another format; use the version that wrote it")
-        endings = {name: Ending(**each) for name, each in told.pop("endings").items()}
-        return cls(**told, endings=endings)
+        else:
+            whole = False
+        if not whole:
+            raise StateError(
+                f"{path} is damaged; restore it from your backup; or move it away, and apply the "
+                "pipeline file again (dpstream apply): what was settled for later, and queries "
+                "that analysts have asked for, are then lost"
+            )
+        return cls.from_json({key: value for key, value in told.items() if key != "format"})
+
+    @classmethod
+    def from_json(cls, told: Table) -> Self:
+        """What `asdict` has made of them."""
+        endings = {name: Ending(**each) for name, each in told["endings"].items()}
+        return cls(**told | {"endings": endings})
 
     def write(self, state: Path) -> None:
         """Make them durable, all or nothing."""
-        content = json.dumps({"format": FORMAT, **asdict(self)}, indent=1).encode()
+        facts = {"format": FORMAT, **asdict(self)}
+        content = json.dumps({**facts, "sha256": _checksum(facts)}, indent=1).encode()
         path = state / _NAME
         if not path.exists() or path.read_bytes() != content:
             durable_files.replace(path, content)
@@ -91,6 +115,7 @@ class Changes:
         going_on = {name: each for name, each in self.endings.items() if each.windows}
         left_out = {*going_on, *(each.successor for each in going_on.values())}
         named = [table | {"name": self.names.get(table["name"], table["name"])} for table in given]
+        named += self.asked.values()
         now = [table for table in named if table["name"] not in left_out]
         return now + [self.texts[name] for name in going_on]
 
@@ -98,6 +123,10 @@ class Changes:
     def settled(self) -> tuple[Any, ...]:
         """All but the texts, which every start brings up to date."""
         return self.names, self.endings, self.begins
+
+
+def _checksum(facts: Table) -> str:
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
 def edit(state: Path, change: Callable[[Changes], Changes]) -> None:

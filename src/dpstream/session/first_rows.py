@@ -38,7 +38,7 @@ _SLICE = 10_000  # rows that are parsed at a time
 _FIRST = 500  # rows of the first slice: most often they tell all
 _KEPT = 1000  # cells of a column that are looked at to tell what is wrong with it
 _FILTERED = 100_000  # rows of which WHERE may leave none before looking ends
-_LOOKED_AT = 1000  # rows of a live source, or of a frame of Spark, before a run begins
+LOOKED_AT = 1000  # rows of a live source, or of a frame of Spark, before a run begins
 _ENOUGH = 10  # rows of a live source that must all be useless before they stop a run
 _PATIENCE = 2.0  # seconds that a live source is looked at before its run begins
 _FARTHEST_ZONE = 14 * 3600 * 10**6  # microseconds
@@ -415,17 +415,22 @@ def refuse_useless(run: Run) -> None:
         if isinstance(inner, WriteAhead) or not getattr(inner, "replayable", True):
             _LOG.info("query %r: a pipe is not looked at before it is read", run.query.name)
             continue
-        most = _LOOKED_AT if run.live or isinstance(source, SampledFrame) else 1
+        most = LOOKED_AT if run.live or isinstance(source, SampledFrame) else 1
         sample = sample_rows(run.query, source, now=run.clock.now(), most=most, live=run.live)
         if not sample.read:
             _LOG.info("query %r: there are no rows yet to be looked at", run.query.name)
         if sample.useless:
-            raise InvalidInput(
-                f"the query {run.query.name!r} would spend its budget for nothing: none of the "
-                f"{sample.read} rows {'there are' if sample.complete else 'that were looked at'} "
-                f"can be used; {sample.what_is_wrong()}; nothing was charged; dpstream check tells "
-                "more, and --anyway (anyway=True in Python) runs it all the same"
-            )
+            raise useless(run.query.name, sample)
+
+
+def useless(query: str, sample: RowSample) -> InvalidInput:
+    """The refusal of a query over rows none of which can be used."""
+    return InvalidInput(
+        f"the query {query!r} would spend its budget for nothing: none of the {sample.read} rows "
+        f"{'there are' if sample.complete else 'that were looked at'} can be used; "
+        f"{sample.what_is_wrong()}; nothing was charged; dpstream check tells more, and --anyway "
+        "(anyway=True in Python) runs it all the same"
+    )
 
 
 def _shape(cells: pa.Array | None) -> str:

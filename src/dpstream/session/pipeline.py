@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -69,7 +69,15 @@ _KEYS: dict[str, dict[str, tuple[type, ...]]] = {
     "retention": dict.fromkeys(("backups", "releases", "served", "inputs", "dead_letters"), _TEXT),
     "public": {"name": _TEXT, "path": _TEXTS},
     "registry": {"name": _TEXT, "path": _TEXTS},
-    "query": {"name": _TEXT, "sql": _TEXT, "file": _TEXT, "anyway": (bool,), "analyst": _TEXT},
+    "functions": {},
+    "query": {
+        "name": _TEXT,
+        "sql": _TEXT,
+        "file": _TEXT,
+        "params": (dict,),
+        "anyway": (bool,),
+        "analyst": _TEXT,
+    },
 }
 _REQUIRED = {
     "source": ("path",),
@@ -80,9 +88,10 @@ _REQUIRED = {
     "retention": (),
     "public": ("name", "path"),
     "registry": ("name", "path"),
+    "functions": (),
     "query": ("name",),
 }
-_OPTIONAL = ("sink", "engine", "retention", "public", "registry")
+_OPTIONAL = ("sink", "engine", "retention", "functions", "public", "registry")
 _LISTS = ("query", "public", "registry")  # [[query]]
 _INNER = ("options", "column_types")  # tables within a source's
 _SEVERAL = ("source", "budget")  # one table, or one for each source: [source.clicks]
@@ -138,10 +147,26 @@ class Pipeline:
     """Each query's [[query]], by its name, with its SQL in place of a file's name."""
     changes: Changes = field(default_factory=Changes)
     """What `dpstream apply` has settled."""
+    functions: Mapping[str, str] = field(default_factory=dict)
+    """Functions in Python that its queries may call, by name."""
+    written: str = ""
+    """The file's own text."""
+    who: str = ""
+    """Who asks for queries that name no analyst."""
+
+    def without(self, names: Collection[str]) -> Pipeline:
+        """The same pipeline without some of its queries."""
+        left = tuple(query for query in self.queries if query.name not in names)
+        books = [
+            replace(book, queries=tuple(q for q in book.queries if q.name not in names))
+            for book in self.books
+        ]
+        return replace(self, queries=left, books=tuple(book for book in books if book.queries))
 
     def asked_by(self, who: str) -> Pipeline:
         """The same pipeline; queries that name no analyst are asked for by `who`."""
-        return replace(self, analysts={q.name: who for q in self.queries} | dict(self.analysts))
+        known = {q.name: who for q in self.queries} | dict(self.analysts)
+        return replace(self, analysts=known, who=who)
 
     @property
     def folders(self) -> dict[str, Path]:
@@ -163,18 +188,26 @@ class Pipeline:
             }
 
 
-def load_pipeline(path: str | Path, *, changes: Changes | None = None) -> Pipeline:
+def load_pipeline(
+    path: str | Path, *, changes: Changes | None = None, text: str | None = None
+) -> Pipeline:
     """Read a pipeline file and compile its queries.
 
     `changes`: of queries that are to change or end; those of its state directory by default.
+    `text`: what the file said before, to go on with that.
     """
     path = Path(path)
-    tables, base = _read_tables(path), path.parent
+    try:
+        text = path.read_text(encoding="utf-8") if text is None else text
+    except UnicodeDecodeError as problem:
+        raise InvalidInput(f"{path} is not TOML: {problem}") from None
+    tables, base = _read_tables(path, text), path.parent
     state = tables["state"]
     folder = Path(_resolve(base, state["path"]))
     changes = Changes.read(folder) if changes is None else changes
     tables["query"] = changes.tables(tables["query"])
-    compiled = _with_tables(path, _compile(path, tables["query"]), tables)
+    functions = tables.get("functions", {})
+    compiled = _with_tables(path, _compile(path, tables["query"], functions), tables)
     of_query = {one.query.name: _source_of(path, one, compiled, tables) for one in compiled}
     compiled = [
         _declare_types(path, of_query[one.query.name], one, compiled, tables["source"])
@@ -216,6 +249,8 @@ def load_pipeline(path: str | Path, *, changes: Changes | None = None) -> Pipeli
             for one, table in zip(compiled, tables["query"], strict=True)
         },
         changes=changes,
+        written=text,
+        functions=functions,
         backups=backups,
         retention=kept,
     )
@@ -234,7 +269,9 @@ def _engine(path: Path, table: Mapping[str, Any], feeds: Mapping[str, Feed]) -> 
     return table
 
 
-def _compile(path: Path, tables: Sequence[Mapping[str, Any]]) -> list[Compiled]:
+def _compile(
+    path: Path, tables: Sequence[Mapping[str, Any]], functions: Mapping[str, str]
+) -> list[Compiled]:
     queries: dict[str, Compiled] = {}
     for table in tables:
         name = table["name"]
@@ -245,7 +282,9 @@ def _compile(path: Path, tables: Sequence[Mapping[str, Any]]) -> list[Compiled]:
             raise InvalidInput(f"{where} needs sql or file, and not both")
         text = table["sql"] if "sql" in table else _text(where, path.parent / table["file"])
         try:
-            queries[name] = compile_sql(text, name)
+            queries[name] = compile_sql(
+                text, name, params=table.get("params"), functions=functions, folder=path.parent
+            )
         except InvalidParameter as problem:
             raise InvalidParameter(f"{where}: {problem}") from None
     return list(queries.values())
@@ -580,12 +619,11 @@ def _refuse_one_place_twice(path: Path, sources: Mapping[str, Any]) -> None:
                 )
 
 
-def _read_tables(path: Path) -> dict[str, Any]:
+def _read_tables(path: Path, text: str) -> dict[str, Any]:
     """The file's tables; `source` and `budget` by name, under "" if there is one for all."""
     try:
-        with path.open("rb") as file:
-            tables = tomllib.load(file)
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
+        tables = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as problem:
         raise InvalidInput(f"{path} is not TOML: {problem}") from None
     for name in tables:
         if name not in _KEYS:
@@ -631,13 +669,16 @@ def _named(path: Path, name: str, table: Table) -> dict[str, Table]:
 
 def _check(where: str, name: str, table: Mapping[str, Any]) -> None:
     known = _KEYS[name]
+    if name == "functions":  # names are free
+        known = dict.fromkeys(table, _TEXT)
     for key, value in table.items():
         if key not in known:
             raise InvalidInput(f"{where} has an unknown key {key!r}; {_nearest(key, known)}")
         fits = isinstance(value, known[key]) and (bool in known[key] or not isinstance(value, bool))
         if isinstance(value, dict):
             for inner, given in value.items():
-                if not isinstance(given, str | int | float):
+                several = key == "params" and isinstance(given, list)
+                if not isinstance(given, str | int | float) and not several:
                     raise InvalidInput(
                         f"{where}: {key}.{inner} must be text, a number, true or false; got "
                         f"{given!r:.80}"

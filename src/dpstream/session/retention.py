@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -154,8 +154,11 @@ def _take(
 ) -> Waste:
     """Count files, and remove them if that is asked; what is not public is overwritten first."""
     size = sum(path.stat().st_size for path in paths)
+    ages = {path: path.stat().st_mtime_ns for path in paths}
     for path in paths if remove else ():
-        erase(path) if overwrite and path.stat().st_nlink == 1 else path.unlink()
+        with suppress(FileNotFoundError):  # its run may have removed it, or written it anew
+            if path.stat().st_mtime_ns == ages[path]:
+                erase(path) if overwrite and path.stat().st_nlink == 1 else path.unlink()
     if remove and paths:
         for folder in sorted({path.parent for path in paths}, reverse=True):
             sync_directory(folder)

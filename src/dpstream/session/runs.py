@@ -82,13 +82,6 @@ class Runs:
         else:
             yield from self._in_turn()
         self._release()
-        for name, problem in [*self.failures.items()][1:]:
-            _LOG.error(
-                "query %r has failed, too: %s",
-                name,
-                in_our_words(problem),
-                extra={"facts": {"query": name}},
-            )
         if self.failures:
             raise next(iter(self.failures.values()))
 

@@ -50,7 +50,7 @@ from dpstream.privacy.state.durable_files import make_directory
 from dpstream.privacy.state.run_directory import ANEW, GivenLedger, keep_book, read_about
 from dpstream.privacy.state.secret import secret_path
 from dpstream.query.series_query import SeriesQuery
-from dpstream.records import CheckedSink, Frame, Sink, Source
+from dpstream.records import CheckedSink, Frame, Sink, Source, fence
 from dpstream.session.budget import refuse_early, was_charged
 from dpstream.session.first_rows import RowSample, refuse_useless, sample_rows
 from dpstream.session.runs import Runs
@@ -225,6 +225,8 @@ def run(
 
 def _checked(started: Run, *, new: bool, anyway: bool) -> Run:
     """A run that may begin: one that is not charged yet is refused if it would be for nothing."""
+    if new:  # what another run has left in the sink, any run but this one, is refused now
+        fence(started.sink, started.query.name, "a run that begins")
     if new and isinstance(started.sink, CheckedSink):
         started.sink.check(started.query.name, started.schema)
     if new and not anyway:
@@ -387,17 +389,21 @@ def would_fit(
     ledger: GivenLedger,
     dataset: str,
     terms: Terms | None = None,
+    analysts: Mapping[str, str] | None = None,
 ) -> tuple[str, list[str]]:
     """Why queries would not fit into their book together ("": they would); which are charged.
 
-    `queries` come with their state directories; `terms` are the book's, where they are declared.
-    The book is left as it is, and if there is none, none is made.
+    `queries` come with their state directories; `terms` are the book's, where they are declared;
+    `analysts`: who asks for each query, by its name. The book is left as it is, and if there is
+    none, none is made.
     """
     known, problem = _own_ledger(ledger, None), ""
     try:
         if known is not None and terms is not None and known.terms(dataset) is not None:
             known.open(dataset, terms)  # it is open: other terms are refused
-        refuse_early(known or Ledger(), dataset, queries, now=SystemClock().now(), terms=terms)
+        now = SystemClock().now()
+        asked: dict[str, Any] = {"now": now, "terms": terms, "analysts": analysts}
+        refuse_early(known or Ledger(), dataset, queries, **asked)
     except (BudgetExceeded, LedgerError) as refusal:
         problem = str(refusal)
     charged = [q.name for q, folder in queries if known and was_charged(known, dataset, folder)]

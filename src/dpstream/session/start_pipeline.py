@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from dpstream.connectors.storage import safe_name
 from dpstream.connectors.write_ahead import PUSHED
-from dpstream.engines.clock import Clock
-from dpstream.engines.query_run import Engine, EngineOptions
+from dpstream.engines.clock import Clock, SystemClock
+from dpstream.engines.query_run import AnyQuery, Engine, EngineOptions
 from dpstream.errors import (
     BudgetExceeded,
     InvalidParameter,
@@ -27,9 +29,10 @@ from dpstream.privacy.ledger.store import LedgerPlace
 from dpstream.privacy.state.run_directory import read_about
 from dpstream.session import Runs, refuse_early, run_all
 from dpstream.session.change_plan import differences
-from dpstream.session.changes import end_due, keep_texts
+from dpstream.session.changes import Changes, end_due, keep_texts
+from dpstream.session.first_rows import LOOKED_AT, useless
 from dpstream.session.pipeline import ENGINES, Pipeline, PipelineBook, load_pipeline
-from dpstream.session.start import would_fit
+from dpstream.session.start import look, would_fit
 
 
 def start(
@@ -101,9 +104,13 @@ def is_to_change(pipeline: Pipeline, runs: Runs) -> bool:
     )
 
 
-def check_reload(path: Path) -> None:
-    """Refuse a file that could not be started now, before what runs is stopped for it."""
-    pipeline = load_pipeline(path)
+def check_reload(path: Path, *, who: str = "", anyway: bool = False) -> None:
+    """Refuse a file that could not be started now, before what runs is stopped for it.
+
+    Rows of new queries are looked at as at a start, unless `anyway`. `who`: who asks for queries
+    that name nobody.
+    """
+    pipeline = load_pipeline(path).asked_by(who)
     for query in pipeline.queries:
         about = read_about(pipeline.folders[query.name])
         for words in differences(query, about)[:1]:
@@ -113,9 +120,59 @@ def check_reload(path: Path) -> None:
             )
     for book in pipeline.books:
         pairs = [(query, pipeline.folders[query.name]) for query in book.queries]
-        problem, _ = would_fit(pairs, ledger=book.ledger, dataset=book.dataset, terms=book.terms())
+        problem, charged = would_fit(
+            pairs,
+            ledger=book.ledger,
+            dataset=book.dataset,
+            terms=book.terms(),
+            analysts=pipeline.analysts,
+        )
         if problem:
             raise BudgetExceeded(problem)
+        for query in book.queries:
+            if query.name not in charged and not anyway:
+                _check_new(pipeline, query)
+
+
+def _check_new(pipeline: Pipeline, query: AnyQuery) -> None:
+    """Look at some rows of a query that is not charged yet, and refuse what would be for nothing.
+
+    Another engine reads its rows itself: there the start alone looks at them.
+    """
+    feed = pipeline.feeds[query.name]
+    if pipeline.engine["name"] != "embedded" or query.name in pipeline.anyway or feed.source == "-":
+        return
+    samples = look(query, feed, state=pipeline.state, rows=LOOKED_AT, clock=SystemClock())
+    for sample in samples.values():
+        if sample.useless:
+            raise useless(query.name, sample)
+
+
+def keep_pipeline(pipeline: Pipeline, place: Path) -> None:
+    """Write down a pipeline as it runs, to go on with it whatever its file says by then."""
+    facts = {"text": pipeline.written, "changes": asdict(pipeline.changes)}
+    place.write_text(json.dumps(facts), encoding="utf-8")
+
+
+def load_kept(path: Path, place: Path) -> Pipeline:
+    """The pipeline of a file as `keep_pipeline` has written it down."""
+    told = json.loads(place.read_text(encoding="utf-8"))
+    changes = Changes.from_json(told["changes"])
+    return without_ended(load_pipeline(path, text=told["text"], changes=changes))
+
+
+def without_ended(pipeline: Pipeline) -> Pipeline:
+    """The pipeline without queries that were ended for good meanwhile, or are about to be."""
+    endings, state = pipeline.changes.endings, pipeline.state
+    gone = [name for name, each in endings.items() if each.is_over(state / safe_name(name))]
+    with pipeline.open_ledgers() as ledgers:
+        for book in pipeline.books:
+            for query in book.queries:
+                about = read_about(pipeline.folders[query.name])
+                run = "" if about is None else about["run"].hex()
+                if ledgers[book.ledger].known(run).ended is not None:
+                    gone.append(query.name)
+    return pipeline.without(gone)
 
 
 def _options_of_changes(pipeline: Pipeline) -> dict[str, dict[str, int]]:

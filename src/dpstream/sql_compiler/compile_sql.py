@@ -11,6 +11,7 @@ import re
 import warnings
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass
+from pathlib import Path
 from typing import Any
 
 from sqlglot import exp
@@ -25,10 +26,12 @@ from dpstream.query.series_query import SeriesQuery
 from dpstream.sql_compiler import from_clause, select, validate
 from dpstream.sql_compiler.expressions import suggestion
 from dpstream.sql_compiler.key_sets import resolve_key_sets
+from dpstream.sql_compiler.parameters import Params, bind
 from dpstream.sql_compiler.privacy_clause import OPTIONS, node_of, parameter_of, read_parameters
 from dpstream.sql_compiler.query_builder import QueryBuilder
 from dpstream.sql_compiler.statement import Draft, call_name, parse
 from dpstream.sql_compiler.union_rows import prepared_rows
+from dpstream.sql_compiler.user_functions import Functions, user_functions
 
 _PRIVACY_UNITS = ("user", "event", "w_event")
 _SERIES_OPTIONS = ("w", "mechanism", "mechanism_options")
@@ -152,7 +155,7 @@ RULES: tuple[Callable[[Draft], None], ...] = (
     validate.refuse_unknown_clauses,
     validate.require_privacy_clause,
     validate.refuse_joins,
-    validate.refuse_window_functions,
+    validate.refuse_window_functions_of_rows,
     validate.refuse_subqueries_in_expressions,
     validate.refuse_unsafe_calls,
     validate.refuse_misplaced_aggregates,
@@ -194,12 +197,21 @@ class Compiled:
     """The parameters of the query that were said, by the text or beside it."""
 
 
-def sql(text: str, name: str | None = None, **options: Any) -> Query | SeriesQuery:
+def sql(
+    text: str,
+    name: str | None = None,
+    *,
+    params: Params | None = None,
+    functions: Functions | None = None,
+    **options: Any,
+) -> Query | SeriesQuery:
     """The query that SQL stands for, ready for `dps.run`.
 
-    `name`: what its releases are called. `options`: options of the privacy clause by their names,
-    as Python values; they go before those of the text. What would break the promise is refused with
-    the offending SQL underlined; what may not be meant is an `UnexpectedResult` warning.
+    `name`: what its releases are called. `params`: values of @name, :name or ? in the text.
+    `functions`: functions in Python that it may call, by name: trusted code, of one row alone.
+    `options`: options of the privacy clause by their names, as Python values; they go before those
+    of the text. What would break the promise is refused with the offending SQL underlined; what may
+    not be meant is an `UnexpectedResult` warning.
 
     >>> query = sql('''
     ...     SELECT WITH DIFFERENTIAL_PRIVACY
@@ -215,13 +227,23 @@ def sql(text: str, name: str | None = None, **options: Any) -> Query | SeriesQue
             f"name must be text, what the releases are called; got a {type(name).__name__}; rows "
             "are given to dps.run(query, source=...)"
         )
-    compiled = compile_sql(text, name, **options)
+    compiled = compile_sql(text, name, params=params, functions=functions, **options)
     warn_of_remarks(compiled, stacklevel=2)
     return compiled.query
 
 
-def compile_sql(text: str, name: str | None = None, **overrides: Any) -> Compiled:
+def compile_sql(
+    text: str,
+    name: str | None = None,
+    *,
+    params: Params | None = None,
+    functions: Functions | None = None,
+    folder: Path | None = None,
+    **overrides: Any,
+) -> Compiled:
     """Compile SQL; `overrides` are options by their names in SQL, and go before the text's.
+
+    `folder`: where modules of `functions` are looked for, too.
 
     >>> text = '''SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (delta = 1e-9,
     ...   privacy_unit_column = user_id, max_groups_contributed = 4) page, COUNT(*) AS clicks
@@ -230,7 +252,9 @@ def compile_sql(text: str, name: str | None = None, **overrides: Any) -> Compile
     >>> compiled.table, compiled.query.keys, compiled.query.aggregates
     ('log', ('page',), (Count(name='clicks'),))
     """
-    draft = Draft(statement=parse(text), overrides=overrides, name=name or "query")
+    statement = bind(parse(text), params)
+    draft = Draft(statement=statement, overrides=overrides, name=name or "query")
+    draft.functions = user_functions(functions, folder)
     for rule in RULES:
         rule(draft)
     given = frozenset(draft.parameters)

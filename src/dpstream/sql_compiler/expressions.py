@@ -6,8 +6,9 @@ Logic has three values, as in SQL: NULL where a comparison meets NULL.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from math import isfinite
 from operator import itemgetter
 from typing import Any, TypeAlias
 
@@ -15,11 +16,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from sqlglot import exp
 
-from dpstream.sql_compiler import functions
-from dpstream.sql_compiler.functions import FUNCTIONS, PARTS, TRUNCATIONS, UNITS
+from dpstream.errors import InvalidInput
+from dpstream.sql_compiler import functions, text_functions, time_functions
+from dpstream.sql_compiler.functions import PARTS, TRUNCATIONS, UNITS, Function
+from dpstream.sql_compiler.over_clause import over
 from dpstream.sql_compiler.sql_values import Value, as_bool, as_text, convert, kind, unify_kinds
 from dpstream.sql_compiler.statement import (
     AGGREGATES,
+    Item,
+    Over,
     Statement,
     call_name,
     canonical,
@@ -31,6 +36,13 @@ Columns: TypeAlias = Mapping[str, Value]
 Compute: TypeAlias = Callable[[Columns], Value]
 Build: TypeAlias = Callable[["Compiler", Any], Compute]
 _INTEGERS = 1 << 31  # positions and lengths in a constant
+_LISTS = text_functions.LIST_FUNCTIONS
+FUNCTIONS: dict[str, Function] = {
+    **functions.FUNCTIONS,
+    **text_functions.TEXT_FUNCTIONS,
+    **time_functions.TIME_FUNCTIONS,
+}
+"""Functions that give one value, by name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +51,10 @@ class Compiler:
 
     statement: Statement
     zone: str
+    published: bool = False
+    """Are the rows those of a release, which may be compared?"""
+    functions: Mapping[str, Any] = field(default_factory=dict)
+    """Functions in Python (`UserFunction`), by their names in capitals."""
 
     def compile(self, node: exp.Expr) -> Compute:
         """The function of the columns that an expression stands for."""
@@ -58,17 +74,32 @@ class Compiler:
 
     def constant(self, node: exp.Expr, wanted: type) -> Any:
         """A constant argument, as Python has it."""
+        if wanted is list and isinstance(node, exp.Array):
+            return [self.constant(each, float) for each in node.expressions]
         try:
             value = literal_value(node)
         except ValueError:
             value = None
-        small = type(value) is int and abs(value) < _INTEGERS
-        if not (small if wanted is int else isinstance(value, str)):
-            words = "a whole number" if wanted is int else "text in quotes"
+        small = type(value) in (int, float) and abs(value) < _INTEGERS
+        fits = {
+            int: small and type(value) is int,
+            float: small or (isinstance(value, float) and isfinite(value)),
+            str: isinstance(value, str),
+        }
+        if not fits.get(wanted):
+            words = _CONSTANTS[wanted]
             raise self.statement.refusal(
                 node, f"{canonical(node)} must be a constant here: {words}", f"write {words}"
             )
-        return value
+        return float(value) if wanted is float else value
+
+
+_CONSTANTS = {
+    int: "a whole number",
+    float: "a number",
+    str: "text in quotes",
+    list: "a list of numbers: [0, 10, 20]",
+}
 
 
 def literal_value(node: exp.Expr) -> Any:
@@ -132,42 +163,131 @@ def _extract(compiler: Compiler, node: exp.Expr) -> Compute:
 
 
 def _list_item(compiler: Compiler, node: exp.Expr) -> Compute:
-    """SPLIT(x, ',')[OFFSET(0)]: the only lists there are."""
+    """SPLIT(x, ',')[OFFSET(0)]: an item of a list."""
     place = node.expressions[0] if len(node.expressions) == 1 else exp.Null()
     origins = {"OFFSET": 0, "SAFE_OFFSET": 0, "ORDINAL": 1, "SAFE_ORDINAL": 1}
     origin = origins.get(call_name(place))
-    if origin is None or call_name(node.this) != "SPLIT" or len(place.expressions) != 1:
+    if origin is None or len(place.expressions) != 1:
         raise compiler.statement.refusal(
-            node, "items are taken from SPLIT alone", "write SPLIT(x, ',')[OFFSET(0)]"
+            node, "it is not said how items are counted", "write SPLIT(x, ',')[OFFSET(0)]"
         )
     at = compiler.constant(place.expressions[0], int) - origin
     if at < 0:
         raise compiler.statement.refusal(node, "there is no such item", "count from the beginning")
-    lists = _function(compiler, node.this)
+    lists = compile_list(compiler, node.this)
     return lambda columns: functions.list_item(compiler.zone, lists(columns), at)
+
+
+def compile_list(compiler: Compiler, node: exp.Expr) -> Compute:
+    """Lists: a column of them or of JSON arrays, or a function that gives some."""
+    if call_name(node) in _LISTS:
+        return _function(compiler, node, _LISTS[call_name(node)])
+    column = node.unnest()
+    if isinstance(column, exp.Column | Item):
+        name = column.name if isinstance(column, exp.Column) else canonical(column)
+        return lambda columns: text_functions.as_list(columns[name])
+    if call_name(node) or not isinstance(node, exp.Paren | exp.Anonymous):
+        known = ", ".join(_LISTS)
+        raise compiler.statement.refusal(
+            node,
+            f"{canonical(node)} is no list",
+            f"use a column of lists or of JSON arrays, or one of {known}",
+        )
+    return compile_list(compiler, column)
+
+
+def _column(compiler: Compiler, node: exp.Expr) -> Compute:
+    """A column that holds one value in each row."""
+    name = node.name
+
+    def compute(columns: Columns) -> Value:
+        value = columns[name]
+        if pa.types.is_list(value.type):
+            raise InvalidInput(
+                f"column {name!r} holds lists; read their items with UNNEST({name}), one with "
+                f"{name}[OFFSET(0)], or their number with ARRAY_LENGTH({name})"
+            )
+        return value
+
+    return compute
+
+
+def _item(compiler: Compiler, node: exp.Expr) -> Compute:
+    """An item of a list that UNNEST made a row of."""
+    return itemgetter(canonical(node))
+
+
+def _over(compiler: Compiler, node: exp.Expr) -> Compute:
+    """RANK() OVER (PARTITION BY lang ORDER BY n DESC), of published rows."""
+    name, arguments, order = node.this, node.expressions, node.args.get("order") or []
+    least = 0 if name in ("ROW_NUMBER", "RANK", "DENSE_RANK") else 1
+    most = 2 if name in ("LAG", "LEAD") else least
+    if not compiler.published or not least <= len(arguments) <= most:
+        reason = f"{name} OVER takes {least} columns"
+        if not compiler.published:
+            reason = "a window function (OVER) looks at the rows of several units"
+        raise compiler.statement.refusal(node, reason, "rank published rows, in the outer SELECT")
+    if any(each.find(exp.Column) is None for each in order) or node.find(exp.Column) is None:
+        reason = f"{canonical(node)} looks at no column"
+        raise compiler.statement.refusal(node, reason, "name a column that is published")
+    if not order and (least == 0 or most == 2):
+        reason = f"{name} needs an order"
+        raise compiler.statement.refusal(node, reason, f"write {name}(...) OVER (ORDER BY n DESC)")
+    value = compiler.compile(arguments[0]) if arguments else None
+    places = compiler.constant(arguments[1], int) if len(arguments) == 2 else 1
+    parts = [compiler.compile(each) for each in node.args.get("parts") or []]
+    sorts = [
+        (
+            compiler.compile(each.this if isinstance(each, exp.Ordered) else each),
+            bool(each.args.get("desc")),
+            bool(each.args.get("nulls_first")),
+        )
+        for each in order
+    ]
+
+    def compute(columns: Columns) -> Value:
+        given = None if value is None else value(columns)
+        by = [(column(columns), down, first) for column, down, first in sorts]
+        return over(name, given, places, [part(columns) for part in parts], by)
+
+    return compute
+
+
+def _list_length(compiler: Compiler, node: exp.Expr) -> Compute:
+    """ARRAY_LENGTH."""
+    if len(node.expressions) != 1:
+        raise compiler.statement.refusal(
+            node, f"{call_name(node)} takes one list", "write ARRAY_LENGTH(SPLIT(x, ','))"
+        )
+    lists = compile_list(compiler, node.expressions[0])
+    return lambda columns: text_functions.list_length(lists(columns))
 
 
 def _call(compiler: Compiler, node: exp.Expr) -> Compute:
     """A function that gives a value."""
     name = call_name(node)
-    if name in TRUNCATIONS:
-        return _truncation(compiler, node)
-    if name == "SPLIT":
+    if name in _SPECIAL:
+        return _SPECIAL[name](compiler, node)
+    if name in _LISTS:
         raise compiler.statement.refusal(
-            node, "SPLIT gives a list", "take an item: SPLIT(x, ',')[OFFSET(0)]"
+            node,
+            f"{name} gives a list",
+            f"take an item, {canonical(node)}[OFFSET(0)], or FROM table, "
+            f"UNNEST({canonical(node)}) AS item",
         )
+    if name in compiler.functions:
+        return _user_call(compiler, node, compiler.functions[name])
     if name not in FUNCTIONS:
-        known = [*AGGREGATES, *known_functions()]
+        known = [*AGGREGATES, *known_functions(), *compiler.functions]
         raise compiler.statement.refusal(
             node, f"there is no function {name}", suggestion(name, known)
         )
-    return _function(compiler, node)
+    return _function(compiler, node, FUNCTIONS[name])
 
 
-def _function(compiler: Compiler, node: exp.Expr) -> Compute:
+def _function(compiler: Compiler, node: exp.Expr, function: Function) -> Compute:
     """A function of the table, with as many arguments as it takes."""
     name, arguments = call_name(node), node.expressions
-    function = FUNCTIONS[name]
     if not function.least <= len(arguments) <= function.most:
         some = f"{function.least} to {function.most}"
         wanted = some if function.most > function.least else str(function.least)
@@ -195,6 +315,18 @@ def _function(compiler: Compiler, node: exp.Expr) -> Compute:
     return lambda columns: apply(lambda argument: argument(columns))
 
 
+def _user_call(compiler: Compiler, node: exp.Expr, function: Any) -> Compute:
+    """A function in Python."""
+    inputs = [compiler.compile(each) for each in node.expressions]
+    if not inputs or not function.takes(len(inputs)):
+        raise compiler.statement.refusal(
+            node,
+            f"{function.reference} does not take {len(inputs)} columns",
+            "give as many as it has parameters, at least one",
+        )
+    return lambda columns: function(compiler.zone, *(each(columns) for each in inputs))
+
+
 def _truncation(compiler: Compiler, node: exp.Expr) -> Compute:
     """DATE_TRUNC(ts, DAY), and DATE_TRUNC('day', ts)."""
     arguments = list(node.expressions)
@@ -208,9 +340,108 @@ def _truncation(compiler: Compiler, node: exp.Expr) -> Compute:
     return lambda columns: functions.truncate_time(compiler.zone, inner(columns), unit)
 
 
+def _difference(compiler: Compiler, node: exp.Expr) -> Compute:
+    """DATE_DIFF(end, start, DAY), and DATEDIFF(DAY, start, end)."""
+    written = call_name(node)
+    name, unit, rest = _unit_of(node)
+    units = [*time_functions.FIXED_UNITS]
+    if name != "TIMESTAMP_DIFF":
+        units = [*time_functions.BOUNDARIES]
+    if unit not in units or len(rest) != 2:
+        shape = "(DAY, start, end)" if name != written else "(end, start, DAY)"
+        raise compiler.statement.refusal(
+            node,
+            f"{written} takes two times and one of {', '.join(units)}",
+            f"write {written}{shape}",
+        )
+    end, start = (compiler.compile(each) for each in (rest if name == written else rest[::-1]))
+    zone = compiler.zone
+    return lambda columns: time_functions.difference(name, zone, end(columns), start(columns), unit)
+
+
+def _unit_of(node: exp.Expr) -> tuple[str, str, list[exp.Expr]]:
+    """What a call does, its unit of time and its other arguments."""
+    name, arguments = call_name(node), list(node.expressions)
+    first = name in time_functions.UNIT_FIRST
+    name = time_functions.UNIT_FIRST.get(name, name)
+    unit = arguments.pop(0 if first else -1) if arguments else exp.Null()
+    if isinstance(unit, exp.Literal | exp.Var):
+        return name, unit.name.upper().rstrip("S"), arguments
+    return name, "", arguments
+
+
+def _shift_call(compiler: Compiler, node: exp.Expr) -> Compute:
+    """DATE_ADD(day, INTERVAL 1 DAY), and DATEADD(DAY, 1, day)."""
+    name, arguments = call_name(node), node.expressions
+    if name in time_functions.UNIT_FIRST:
+        name, unit, rest = _unit_of(node)
+        if len(rest) == 2 and unit:
+            return _shift(compiler, node, name, rest[1], rest[0], unit)
+    elif len(arguments) == 2 and isinstance(arguments[1], exp.Interval):
+        value, (count, unit) = arguments[0], _interval(arguments[1])
+        return _shift(compiler, node, name, value, count, unit)
+    raise compiler.statement.refusal(
+        node,
+        f"{call_name(node)} takes a time and how far it is moved",
+        f"write {call_name(node)}(DAY, 1, ts)"
+        if call_name(node) in time_functions.UNIT_FIRST
+        else f"write {call_name(node)}(ts, INTERVAL 1 DAY)",
+    )
+
+
+def _interval(node: exp.Expr) -> tuple[exp.Expr, str]:
+    """The count of an INTERVAL and its unit."""
+    count, unit = node.this, node.args.get("unit")
+    if isinstance(count, exp.Literal):
+        count = exp.Literal.number(count.name) if count.name.lstrip("-").isdigit() else count
+        if count.name.startswith("-"):
+            count = exp.Neg(this=exp.Literal.number(count.name[1:]))
+    return count, unit.name.upper().rstrip("S") if isinstance(unit, exp.Var) else ""
+
+
+def _shift(
+    compiler: Compiler, node: exp.Expr, name: str, time: exp.Expr, count: exp.Expr, unit: str
+) -> Compute:
+    if unit not in time_functions.SHIFT_UNITS:
+        raise compiler.statement.refusal(
+            node,
+            f"times are not moved by {unit or 'this'}",
+            suggestion(unit, time_functions.SHIFT_UNITS),
+        )
+    what, sign = time_functions.SHIFTS[name]
+    value, number, zone = compiler.compile(time), compiler.compile(count), compiler.zone
+    return lambda columns: time_functions.shift(
+        what, sign, zone, value(columns), number(columns), unit
+    )
+
+
+def _sum(name: str, shift_name: str) -> Build:
+    """+ and -: of numbers, or of a time and an INTERVAL."""
+    plain = _binary(partial(functions.arithmetic, name))
+
+    def build(compiler: Compiler, node: exp.Expr) -> Compute:
+        left, right = node.this, node.args["expression"]
+        if name == "add" and isinstance(left, exp.Interval):
+            left, right = right, left
+        if isinstance(right, exp.Interval):
+            return _shift(compiler, node, shift_name, left, *_interval(right))
+        return plain(compiler, node)
+
+    return build
+
+
+_SPECIAL: dict[str, Build] = {
+    **dict.fromkeys(TRUNCATIONS, _truncation),
+    **dict.fromkeys((*time_functions.DIFFERENCES, "DATEDIFF", "TIMESTAMPDIFF"), _difference),
+    **dict.fromkeys((*time_functions.SHIFTS, "DATEADD", "TIMESTAMPADD"), _shift_call),
+    **dict.fromkeys(("ARRAY_LENGTH", "ARRAY_SIZE", "CARDINALITY"), _list_length),
+}
+"""Calls whose arguments are not all values."""
+
+
 def known_functions() -> list[str]:
     """Every name that an expression may call."""
-    return sorted([*FUNCTIONS, *TRUNCATIONS, "CAST", "SAFE_CAST", "EXTRACT"])
+    return sorted([*FUNCTIONS, *_LISTS, *_SPECIAL, "CAST", "SAFE_CAST", "EXTRACT"])
 
 
 def _constant(compiler: Compiler, node: exp.Expr) -> Compute:
@@ -335,11 +566,11 @@ _PLAIN: dict[type, Build] = {
     exp.RawString: _constant,
     exp.Boolean: _constant,
     exp.Null: _constant,
-    exp.Column: lambda compiler, node: itemgetter(node.name),
+    exp.Column: _column,
     exp.Paren: lambda compiler, node: compiler.compile(node.this),
     exp.Neg: _negative,
-    exp.Add: _binary(partial(functions.arithmetic, "add")),
-    exp.Sub: _binary(partial(functions.arithmetic, "subtract")),
+    exp.Add: _sum("add", "DATETIME_ADD"),
+    exp.Sub: _sum("subtract", "DATETIME_SUB"),
     exp.Mul: _binary(partial(functions.arithmetic, "multiply")),
     exp.Mod: _binary(functions.remainder),
     exp.EQ: _binary(partial(functions.compare, "equal")),
@@ -369,5 +600,7 @@ BUILDERS: dict[type, tuple[Build, tuple[str, ...]]] = {
     exp.Cast: (_cast, ("to", "safe", "format")),
     exp.TryCast: (_cast, ("to", "safe", "format")),
     exp.Bracket: (_list_item, ("offset", "safe")),
+    Item: (_item, ("number", "place")),
+    Over: (_over, ("parts", "order", "other")),
 }
 """What may stand in an expression, and with which arguments; anything else is refused."""

@@ -18,6 +18,7 @@ from dpstream.sql_compiler.statement import (
     AGGREGATES,
     WINDOWS,
     Draft,
+    Item,
     Relation,
     WindowTable,
     call_name,
@@ -27,8 +28,9 @@ from dpstream.sql_compiler.statement import (
     other_clauses,
     present_args,
 )
+from dpstream.sql_compiler.unnest import add_unnest, is_unnest
 
-_ATOMS = (exp.Column, exp.Literal, exp.Anonymous, exp.Paren, exp.Cast, exp.Null, exp.Boolean)
+_ATOMS = (exp.Column, Item, exp.Literal, exp.Anonymous, exp.Paren, exp.Cast, exp.Null, exp.Boolean)
 _MIXES = "inside FROM it would mix the rows of several units before they are bounded"
 
 
@@ -50,7 +52,10 @@ def inline_subqueries(draft: Draft) -> None:
 def _from_and_where(draft: Draft, select: exp.Expr, tables: dict[str, Relation]) -> Relation:
     relation = _relation(draft, select.args["from_"].this, tables)
     for join in select.args.get("joins") or ():
-        add_join(draft, relation, join, _relation(draft, join.this, tables), substitute)
+        if is_unnest(join):
+            add_unnest(draft, relation, join, substitute)
+        else:
+            add_join(draft, relation, join, _relation(draft, join.this, tables), substitute)
     where = select.args.get("where")
     if where is not None:
         relation.where.append(substitute(draft, where.this, relation))
@@ -68,7 +73,10 @@ def _relation(draft: Draft, node: exp.Expr, tables: dict[str, Relation]) -> Rela
             raise draft.refusal(window, "a window of windows", "use one window")
         relation.window = window
     elif isinstance(node, exp.Table) and isinstance(node.this, exp.Identifier):
-        if present_args(node) - {"this", "alias"}:
+        if present_args(node) - {"this", "alias", "db", "catalog"}:
+            if node.args.get("sample"):
+                reason = "TABLESAMPLE draws rows at random, outside of the ledger"
+                raise draft.refusal(node, reason, "leave it out")
             raise draft.refusal(
                 node, f"{canonical(node)} is more than a table's name", "name a table: FROM clicks"
             )
@@ -78,6 +86,7 @@ def _relation(draft: Draft, node: exp.Expr, tables: dict[str, Relation]) -> Rela
             columns=dict(table.columns),
             where=list(table.where),
             joins=list(table.joins),
+            unnests=list(table.unnests),
             names={node.name},
         )
     elif isinstance(node, exp.Subquery) and not present_args(node) - {"this", "alias"}:
@@ -125,10 +134,19 @@ def _subquery(draft: Draft, select: exp.Expr, tables: dict[str, Relation]) -> Re
             "put it around: TUMBLE((SELECT ...), ...)",
         )
     columns: dict[str, exp.Expr] = {}
-    star = False  # a plain * takes all other columns along
+    star, without = False, set[str]()  # a * takes all other columns along
     for node in select.expressions:
-        if isinstance(node, exp.Star) and not present_args(node):
+        if isinstance(node, exp.Star) and not present_args(node) - {"except_", "replace"}:
             star = True
+            for each in node.args.get("except_") or ():
+                if not isinstance(each, exp.Column):
+                    raise draft.refusal(node, "EXCEPT takes columns", "write * EXCEPT (a, b)")
+                without.add(each.name)
+            for each in node.args.get("replace") or ():
+                if not isinstance(each, exp.Alias):
+                    fix = "write * REPLACE (LOWER(a) AS a)"
+                    raise draft.refusal(node, "REPLACE takes expressions with names", fix)
+                columns[each.alias] = substitute(draft, each.this, relation)
             continue
         expression = node.unalias()
         name = node.alias_or_name if isinstance(node, exp.Alias | exp.Column) else ""
@@ -141,8 +159,9 @@ def _subquery(draft: Draft, select: exp.Expr, tables: dict[str, Relation]) -> Re
         columns[name] = substitute(draft, expression, relation)
     return replace(
         relation,
-        columns={**relation.columns, **columns} if star else columns,
+        columns={**_without(relation.columns, without), **columns} if star else columns,
         open=star and relation.open,
+        without=(relation.without | without) - set(columns) if star else set(),
         names=set(),
     )
 
@@ -156,8 +175,9 @@ def _union(draft: Draft, node: exp.Expr, tables: dict[str, Relation]) -> Relatio
     for part in (node.this, node.expression):
         inner = part.unnest()
         relation = _subquery(draft, inner, tables)
-        if relation.joins:
-            raise draft.refusal(part, "a branch of UNION ALL joins tables", "join outside of it")
+        if relation.joins or relation.unnests:
+            words = "joins tables" if relation.joins else "has UNNEST"
+            raise draft.refusal(part, f"a branch of UNION ALL {words}", "do that outside of it")
         branches += relation.union or [relation]
     first = branches[0]
     for branch in branches:
@@ -192,9 +212,13 @@ def _columns_in_words(relation: Relation) -> str:
 def select_of_table(draft: Draft, select: exp.Expr) -> Relation:
     """A SELECT over one table that is read whole, as a relation."""
     relation = _subquery(draft, select, {})
-    if relation.joins:
-        raise draft.refusal(select, "it joins tables", "select from one table")
+    if relation.joins or relation.unnests or relation.union:
+        raise draft.refusal(select, "it reads more than a table", "select from one table")
     return relation
+
+
+def _without(columns: dict[str, exp.Expr], names: set[str]) -> dict[str, exp.Expr]:
+    return {name: node for name, node in columns.items() if name not in names}
 
 
 def substitute(draft: Draft, node: exp.Expr, relation: Relation) -> exp.Expr:
@@ -217,12 +241,15 @@ def substitute(draft: Draft, node: exp.Expr, relation: Relation) -> exp.Expr:
         if part.name in relation.columns:
             expression = relation.columns[part.name].copy()
             return expression if isinstance(expression, _ATOMS) else exp.Paren(this=expression)
-        if relation.open or any(join.alias in relation.names for join in relation.joins):
+        joined_here = any(join.alias in relation.names for join in relation.joins)
+        if (relation.open and part.name not in relation.without) or joined_here:
             return exp.Column(this=part.this.copy())
         raise draft.refusal(
             part,
             f"the subquery has no column {part.name}",
-            f"it has {', '.join(relation.columns)}",
+            "take it out of EXCEPT"
+            if part.name in relation.without
+            else f"it has {', '.join(relation.columns)}",
         )
 
     return node.transform(replace_column)

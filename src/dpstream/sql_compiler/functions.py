@@ -6,9 +6,10 @@ takes the query's time zone first. `FUNCTIONS` is the table of names.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
+from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
@@ -276,6 +277,31 @@ def split(zone: str, value: Value, separator: str = ",") -> Value:
     return pc.split_pattern(as_text(value), separator)
 
 
+def range_bucket(zone: str, value: Value, borders: Sequence[float]) -> Value:
+    """How many of the borders are at most the value."""
+    if not borders or any(a > b for a, b in pairwise(borders)):
+        raise ValueError("borders are listed from the least to the largest")
+    number = as_float(value)
+    reached = (pc.cast(pc.less_equal(border, number), pa.int64()) for border in borders)
+    return reduce(pc.add, reached)
+
+
+def width_bucket(zone: str, value: Value, low: float, high: float, count: int) -> Value:
+    """The number of a value's part, of equal ones from low to high; 0 below, count + 1 above."""
+    if not (low < high and 1 <= count <= 1_000_000):
+        raise ValueError("low must be below high, with 1 to 1000000 parts")
+    number = as_float(value)
+    inside = pc.min_element_wise(
+        pc.max_element_wise(number, low, skip_nulls=False), high, skip_nulls=False
+    )
+    share = pc.divide(pc.subtract(inside, low), high - low)
+    part = pc.add(
+        pc.min_element_wise(pc.floor(pc.multiply(share, count)), count - 1.0, skip_nulls=False), 1
+    )
+    part = pc.if_else(pc.less(number, low), 0.0, part)
+    return pc.cast(pc.if_else(pc.greater_equal(number, high), count + 1.0, part), pa.int64())
+
+
 FUNCTIONS: dict[str, Function] = {
     "ABS": Function(absolute),
     "CEIL": _numeric(pc.ceil),
@@ -298,6 +324,7 @@ FUNCTIONS: dict[str, Function] = {
     "MOD": Function(remainder, 2, 2),
     "NULLIF": Function(null_if, 2, 2),
     "POW": Function(lambda zone, x, y: finite(pc.power(as_float(x), as_float(y))), 2, 2),
+    "RANGE_BUCKET": Function(range_bucket, 2, 2, {1: list}),
     "REGEXP_CONTAINS": _with_pattern(lambda text, p: pc.match_substring_regex(text, pattern=p)),
     "REGEXP_EXTRACT": _with_pattern(_extract_regex),
     "REGEXP_REPLACE": _with_pattern(
@@ -310,8 +337,8 @@ FUNCTIONS: dict[str, Function] = {
     "RIGHT": Function(lambda zone, value, n: _substring(zone, value, -n, n), 2, 2, {1: int}),
     "ROUND": Function(round_number, 1, 2, {1: int}),
     "RTRIM": _trim(pc.utf8_rtrim_whitespace, pc.utf8_rtrim),
+    "SAFE_DIVIDE": Function(divide, 2, 2),
     "SIGN": Function(lambda zone, value: pc.cast(pc.sign(as_number(value)), pa.int64())),
-    "SPLIT": Function(split, 1, 2, {1: str}),
     "SQRT": _real(pc.sqrt),
     "STARTS_WITH": _with_pattern(lambda text, begin: pc.starts_with(text, pattern=begin)),
     "STRPOS": _with_pattern(
@@ -325,6 +352,7 @@ FUNCTIONS: dict[str, Function] = {
     "TRIM": _trim(pc.utf8_trim_whitespace, pc.utf8_trim),
     "TRUNC": _numeric(pc.trunc),
     "UPPER": _text(pc.utf8_upper),
+    "WIDTH_BUCKET": Function(width_bucket, 4, 4, {1: float, 2: float, 3: int}),
 }
 
 
@@ -332,9 +360,13 @@ _ALIASES = {
     "CEILING": "CEIL",
     "CHAR_LENGTH": "LENGTH",
     "CHARACTER_LENGTH": "LENGTH",
+    "IFF": "IF",
     "IFNULL": "COALESCE",
+    "INSTR": "STRPOS",
     "NVL": "COALESCE",
     "POWER": "POW",
+    "REGEXP": "REGEXP_CONTAINS",
+    "REGEXP_LIKE": "REGEXP_CONTAINS",
     "SUBSTRING": "SUBSTR",
     "TO_DATE": "DATE",
 }

@@ -198,7 +198,9 @@ def minus_one(units: Any) -> Any:
 
 
 _OTHER_DIALECTS = {
-    "group_selection_strategy": "leave it out; list public groups with public_groups = ('a', 'b')",
+    "group_selection_strategy": "leave it out; groups are found by a threshold, or listed with "
+    "public_groups = ('a', 'b')",
+    "kappa": "write max_groups_contributed",
     "watermark": "use allowed_lateness: a watermark taken from the data depends on other rows",
 }
 
@@ -230,7 +232,8 @@ OPTIONS = {
     "weights": Option(weights, named),
     "confidence": Option(lambda node: float(number(node))),
     "debias": Option(text, choice_of("global")),
-    "debias_rows": Option(integer),
+    "report_bias": Option(flag),
+    "max_dropped_rows": Option(integer),
     "min_change": Option(lambda node: float(number(node))),
     "nonnegative": Option(flag),
     "pre_threshold": Option(integer),

@@ -10,7 +10,7 @@ one.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import reduce
 from typing import TypeAlias
@@ -23,19 +23,25 @@ from sqlglot import exp
 from dpstream.errors import InvalidInput, InvalidParameter
 from dpstream.query.aggregates import Aggregate, Count, CountUnits, Measure, Sum
 from dpstream.records import Integers, Reals
-from dpstream.sql_compiler.expressions import Compiler, Compute, literal_value
+from dpstream.sql_compiler.expressions import Compiler, Compute, compile_list, literal_value
 from dpstream.sql_compiler.from_clause import substitute
+from dpstream.sql_compiler.over_clause import error_bar
 from dpstream.sql_compiler.select import BOUNDS, named_arguments, selected_position
 from dpstream.sql_compiler.sql_values import KINDS, as_bool, source_column
 from dpstream.sql_compiler.statement import (
     AGGREGATES,
     BOUNDED_AGGREGATES,
+    KEPT_SHARE,
     RELEASE_COLUMNS,
     WINDOW_COLUMNS,
     Draft,
+    Item,
+    Over,
     call_name,
     canonical,
+    find_calls,
 )
+from dpstream.sql_compiler.unnest import Unnest
 
 _CLEAR = 2  # a denominator must be so many standard deviations from 0 to have an error bar
 Factors: TypeAlias = dict[str, float]
@@ -51,6 +57,8 @@ class Expression:
     compute: Compute = field(compare=False)
     plain: bool = False
     """Is it a column itself?"""
+    functions: tuple[str, ...] = ()
+    """Functions in Python that it calls, and where they are."""
 
     def evaluate(self, table: pa.Table, zone: str) -> pa.Array:
         """The values of the expression for the rows of a table."""
@@ -79,6 +87,21 @@ class Expression:
         return value.cast(pa.string()) if value.type.equals(KINDS["null"]) else value
 
 
+def _using(expressions: Iterable[Expression | None]) -> str:
+    """Which functions in Python are called, and where they are."""
+    used = sorted({text for each in expressions if each is not None for text in each.functions})
+    return f" USING {', '.join(used)}" if used else ""
+
+
+def columns_read(node: exp.Expr) -> dict[str, None]:
+    """The columns that an expression reads; an item of a list is one."""
+    names: dict[str, None] = {}
+    for part in node.walk(prune=lambda each: isinstance(each, Item)):
+        if isinstance(part, exp.Column | Item):
+            names[canonical(part) if isinstance(part, Item) else part.name] = None
+    return names
+
+
 @dataclass(frozen=True, kw_only=True, repr=False)
 class RowPreparation:
     """Filters and computed columns of a source's rows.
@@ -92,15 +115,19 @@ class RowPreparation:
     computed: tuple[tuple[str, Expression], ...]
     where: Expression | None
     zone: str
+    unnests: tuple[Unnest, ...] = ()
 
     @property
     def text(self) -> str:
         """All that it does, in SQL."""
         computed = [f"{expression.text} AS {name!r}" for name, expression in self.computed]
         text = f"SELECT {', '.join([*map(repr, self.passed), *computed])}"
+        if self.unnests:
+            text += f" FROM EACH ROW, {', '.join(each.text for each in self.unnests)}"
         if self.where is not None:
             text += f" WHERE {self.where.text}"
-        return f"{text} IN {self.zone}"
+        parts = [each for _, each in self.computed] + [each.lists for each in self.unnests]
+        return f"{text} IN {self.zone}{_using([*parts, self.where])}"
 
     def __repr__(self) -> str:
         return self.text
@@ -108,10 +135,22 @@ class RowPreparation:
     def columns_of(self, name: str) -> Sequence[str]:
         """The columns that an expression reads, or the column itself."""
         computed = dict(self.computed)
-        return computed[name].columns if name in computed else (name,)
+        return self._of_source(computed[name].columns) if name in computed else (name,)
+
+    def _of_source(self, names: Iterable[str]) -> Sequence[str]:
+        """The source's columns behind some columns: an item's are those of its list."""
+        lists = {name: each.lists for each in self.unnests for name in (each.item, each.place)}
+        found = [
+            column
+            for name in names
+            for column in (self._of_source(lists[name].columns) if name in lists else (name,))
+        ]
+        return tuple(dict.fromkeys(found))
 
     def __call__(self, table: pa.Table) -> pa.Table:
         """The rows that are wanted, with the query's columns."""
+        for unnest in self.unnests:
+            table = unnest(table, self.zone)
         if self.where is not None:
             table = table.filter(as_bool(self.where.evaluate(table, self.zone)))
         columns = {name: table[name] for name in self.passed}
@@ -146,6 +185,17 @@ class ErrorBar:
         return pa.array(stddevs, mask=unclear | ~np.isfinite(stddevs))
 
 
+@dataclass(frozen=True, kw_only=True)
+class WrittenErrorBar:
+    """The standard deviation of a total or a share of rows, as an expression of the release."""
+
+    value: Expression
+
+    def stddevs(self, release: pa.Table, value: pa.Array, zone: str) -> pa.Array:
+        """The standard deviation of each row's value."""
+        return self.value.evaluate(release, zone)
+
+
 def _norm(release: pa.Table, terms: Terms) -> Reals:
     total: Reals = np.zeros(len(release))
     with np.errstate(over="ignore"):
@@ -164,7 +214,7 @@ class ComputedColumn:
 
     name: str
     value: Expression
-    error_bar: ErrorBar | None = None
+    error_bar: ErrorBar | WrittenErrorBar | None = None
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -175,6 +225,9 @@ class PostProcessing:
 
     columns: tuple[ComputedColumn, ...] = ()
     having: Expression | None = None
+    ranked: tuple[ComputedColumn, ...] = ()
+    """Columns that compare the rows which HAVING leaves."""
+    qualify: Expression | None = None
     order: tuple[tuple[Expression, bool, bool], ...] = ()
     """Expression, is it descending, do NULLs come first?"""
     limit: int | None = None
@@ -194,12 +247,20 @@ class PostProcessing:
             *(f"{each.value.text} AS {each.name!r}," for each in self.columns),
             "" if self.shown is None else f"SHOW {', '.join(self.shown)}",
             "" if self.having is None else f"HAVING {self.having.text}",
+            *(f"THEN {each.value.text} AS {each.name!r}" for each in self.ranked),
+            "" if self.qualify is None else f"QUALIFY {self.qualify.text}",
             f"ORDER BY {order}" if order else "",
             "" if self.limit is None else f"LIMIT {self.limit}",
             f"OFFSET {self.offset}" if self.offset else "",
             f"IN {self.zone}",
         )
-        return " ".join(filter(None, parts))
+        used = [
+            *(each.value for each in (*self.columns, *self.ranked)),
+            self.having,
+            self.qualify,
+            *(by for by, _, _ in self.order),
+        ]
+        return " ".join(filter(None, parts)) + _using(used)
 
     def __repr__(self) -> str:
         return self.text
@@ -207,22 +268,39 @@ class PostProcessing:
     @property
     def computed(self) -> dict[str, bool]:
         """Columns that are computed from noisy ones, and whether each has an error bar."""
-        return {each.name: each.error_bar is not None for each in self.columns}
+        return {each.name: each.error_bar is not None for each in (*self.columns, *self.ranked)}
 
     def __call__(self, release: pa.Table) -> pa.Table:
         """What is published of a release."""
-        for each in self.columns:
+        release = self._with_columns(release, self.columns)
+        if self.having is not None:
+            release = release.filter(as_bool(self.having.evaluate(release, self.zone)))
+        release = self._with_columns(release, self.ranked)
+        if self.qualify is not None:
+            release = release.filter(as_bool(self.qualify.evaluate(release, self.zone)))
+        if self.order:
+            release = release.take(pa.array(self._row_order(release)))
+        release = release.slice(self.offset, self.limit)
+        return release if self.shown is None else release.select(self._names(release))
+
+    def _with_columns(self, release: pa.Table, columns: Sequence[ComputedColumn]) -> pa.Table:
+        for each in columns:
             value = each.value.evaluate(release, self.zone)
             if each.error_bar is not None:
                 stddevs = each.error_bar.stddevs(release, value, self.zone)
                 release = release.append_column(f"{each.name}_stddev", stddevs)
             release = release.append_column(each.name, value)
-        if self.having is not None:
-            release = release.filter(as_bool(self.having.evaluate(release, self.zone)))
-        if self.order:
-            release = release.take(pa.array(self._row_order(release)))
-        release = release.slice(self.offset, self.limit)
-        return release if self.shown is None else release.select(list(self.shown))
+        return release
+
+    def _names(self, release: pa.Table) -> list[str]:
+        """The columns shown, and those that stand beside them where dropped rows are measured."""
+        assert self.shown is not None
+        beside = {f"{name}_all" for name in self.shown if name.endswith("_high")}
+        beside &= set(release.column_names) - set(self.shown)
+        names = [
+            n for name in self.shown for n in (name, f"{name}_all") if n == name or n in beside
+        ]
+        return [*names, *({KEPT_SHARE} & set(release.column_names))]
 
     def _row_order(self, release: pa.Table) -> Integers:
         """Row numbers in order, by the last term first: each sort keeps the order before it."""
@@ -287,7 +365,9 @@ class QueryBuilder:
     def __init__(self, draft: Draft) -> None:
         self._draft, parameters = draft, draft.parameters
         self.zone = str(parameters.get("time_zone", "UTC"))
-        self._compiler = Compiler(statement=draft.statement, zone=self.zone)
+        self._compiler = Compiler(
+            statement=draft.statement, zone=self.zone, functions=draft.functions
+        )
         passed = ("privacy_unit_column", "time_column", "arrival_column")
         self._passed: list[str] = [parameters[name] for name in passed if name in parameters]
         self._computed: dict[str, Expression] = {}
@@ -297,13 +377,22 @@ class QueryBuilder:
             name: self._aggregate(name, call) for name, call in draft.aggregates.items()
         }
 
-    def expression(self, node: exp.Expr) -> Expression:
+    def expression(self, node: exp.Expr, *, published: bool = False) -> Expression:
         """A compiled expression of the source's columns."""
-        columns = dict.fromkeys(column.name for column in node.find_all(exp.Column))
-        compute = self._compiler.compile(node)
-        plain = isinstance(node.unnest(), exp.Column)
-        text = canonical(node)
-        return Expression(text=text, columns=tuple(columns), compute=compute, plain=plain)
+        columns = columns_read(node)
+        compiler = replace(self._compiler, published=True) if published else self._compiler
+        compute = compiler.compile(node)
+        return Expression(
+            text=canonical(node),
+            columns=tuple(columns),
+            compute=compute,
+            functions=self._functions(node),
+            plain=isinstance(node.unnest(), exp.Column),
+        )
+
+    def _functions(self, node: exp.Expr) -> tuple[str, ...]:
+        known = self._draft.functions
+        return tuple(sorted({known[call_name(call)].text for call in find_calls(node, known)}))
 
     def _add_key(self, name: str, node: exp.Expr) -> None:
         """A column to group by, under its own name."""
@@ -373,22 +462,44 @@ class QueryBuilder:
 
     def prepare(self, *, always: bool = False) -> RowPreparation | None:
         """Filters and computed columns; None if rows are used as they are, unless `always`."""
-        where = self.condition(self._draft.relation.where)
-        if not self._computed and where is None and not always:
+        relation = self._draft.relation
+        where = self.condition(relation.where)
+        if not self._computed and where is None and not relation.unnests and not always:
             return None
         used = [*self._passed, *(name for each in self._computed.values() for name in each.columns)]
+        unnests = tuple(self._unnest(*each) for each in self._draft.relation.unnests)
+        used += [name for each in unnests for name in each.lists.columns]
+        made = {name for each in unnests for name in (each.item, each.place)}
+        read = dict.fromkeys([*used, *(where.columns if where else ())])
         return RowPreparation(
-            columns=tuple(dict.fromkeys([*used, *(where.columns if where else ())])),
+            columns=tuple(name for name in read if name not in made),
             passed=tuple(dict.fromkeys(self._passed)),
             computed=tuple(self._computed.items()),
             where=where,
             zone=self.zone,
+            unnests=unnests,
+        )
+
+    def _unnest(self, item: Item, place: Item | None, outer: bool) -> Unnest:
+        compute = compile_list(self._compiler, item.this)
+        columns = tuple(columns_read(item.this))
+        return Unnest(
+            item=canonical(item),
+            lists=Expression(
+                text=canonical(item.this),
+                columns=columns,
+                compute=compute,
+                functions=self._functions(item.this),
+            ),
+            outer=outer,
+            place=None if place is None else canonical(place),
         )
 
     def finish(self) -> PostProcessing | None:
         """None if everything is published as the engine has it."""
         clauses = self._draft.select.args
         having, order = clauses.get("having"), clauses.get("order")
+        qualify = clauses.get("qualify")
         limit, offset = clauses.get("limit"), clauses.get("offset")
         columns = tuple(
             ComputedColumn(
@@ -396,15 +507,18 @@ class QueryBuilder:
             )
             for name, node in self._draft.computed.items()
         )
-        shown = self._shown(columns)
-        if not (having or order or limit or offset or columns or shown):
+        ranked = tuple(self._ranked(name, node) for name, node in self._draft.ranked.items())
+        shown = self._shown((*columns, *ranked))
+        if not (qualify or ranked or having or order or limit or offset or columns or shown):
             return None
         return PostProcessing(
             columns=columns,
             having=None if having is None else self._published(having.this),
+            ranked=ranked,
+            qualify=None if qualify is None else self._published(qualify.this, ranked=True),
             order=tuple(
                 (
-                    self._published(term.this),
+                    self._published(term.this, ranked=True),
                     bool(term.args.get("desc")),
                     bool(term.args.get("nulls_first")),
                 )
@@ -414,6 +528,33 @@ class QueryBuilder:
             offset=0 if offset is None else int(offset.expression.name),
             shown=shown,
             zone=self.zone,
+        )
+
+    def _ranked(self, name: str, node: exp.Expr) -> ComputedColumn:
+        """A column that compares published rows, with the error bar of a total or a share."""
+        for window in node.find_all(Over):
+            order = window.args.get("order") or []
+            times = (each.name for term in order for each in term.find_all(exp.Column))
+            if any(name in WINDOW_COLUMNS for name in times):
+                raise self._draft.refusal(
+                    window,
+                    "a release is one window, and OVER compares the rows of one release",
+                    "compare windows in what is kept of them: dps.run(...).collect().to_pandas()",
+                )
+        value = self._published_node(node)
+        shared = self._draft.parameters.get("debias") is not None
+        chosen = self._draft.select.args.get("having") is not None  # by noisy values
+        bar = (
+            None
+            if shared or chosen
+            else error_bar(value, list(self.aggregates), list(self._draft.keys))
+        )
+        return ComputedColumn(
+            name=name,
+            value=self.expression(value, published=True),
+            error_bar=None
+            if bar is None
+            else WrittenErrorBar(value=self.expression(bar, published=True)),
         )
 
     def _error_bar(self, node: exp.Expr) -> ErrorBar | None:
@@ -468,19 +609,24 @@ class QueryBuilder:
             natural.append("held")
         return None if shown == natural else (*shown, *RELEASE_COLUMNS)
 
-    def _published(self, node: exp.Expr) -> Expression:
+    def _published(self, node: exp.Expr, *, ranked: bool = False) -> Expression:
+        """An expression of what is published, compiled."""
+        return self.expression(self._published_node(node, ranked=ranked), published=True)
+
+    def _published_node(self, node: exp.Expr, *, ranked: bool = False) -> exp.Expr:
         """An expression of what is published: names of keys, aggregates and windows."""
         draft = self._draft
         shown = [name for name in draft.aggregates if name not in draft.hidden]
         names = [name for each in shown for name in (each, f"{each}_stddev")]
-        names += [*draft.computed, *draft.keys, *RELEASE_COLUMNS]
+        names += [*draft.computed, *(draft.ranked if ranked else ()), *draft.keys]
+        names += [*RELEASE_COLUMNS, KEPT_SHARE]
         if "time_column" in draft.parameters:
             names += WINDOW_COLUMNS
         if isinstance(node, exp.Literal) and not node.is_string:
             at = selected_position(draft, node)
             name = draft.outputs[at]
             node = draft.select.expressions[at].unalias()
-            if name in draft.computed:
+            if name in draft.computed or name in draft.ranked:
                 node = exp.column(name, quoted=True)
         written = {canonical(call): name for name, call in draft.aggregates.items()}
         keys = {canonical(expression): name for name, expression in draft.keys.items()}
@@ -505,4 +651,4 @@ class QueryBuilder:
                 )
             return part
 
-        return self.expression(node.transform(publish))
+        return node.transform(publish)

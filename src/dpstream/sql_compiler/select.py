@@ -15,6 +15,7 @@ from dpstream.sql_compiler.statement import (
     RELEASE_COLUMNS,
     WINDOW_COLUMNS,
     Draft,
+    Over,
     call_name,
     canonical,
     find_calls,
@@ -27,8 +28,7 @@ BOUNDS = "contribution_bounds_per_row"
 
 def name_keys(draft: Draft) -> None:
     """Name the keys by their aliases; GROUP BY takes columns, expressions, aliases and numbers."""
-    group = draft.select.args.get("group")
-    for node in [] if group is None else group.expressions:
+    for node in _grouped(draft):
         item = _selected_item(draft, node)
         if _is_window_column(draft, item):
             draft.windowed = True
@@ -37,6 +37,12 @@ def name_keys(draft: Draft) -> None:
         for call in find_calls(plain, AGGREGATES):
             raise draft.refusal(
                 call, "an aggregate cannot be a key", "group by columns and expressions of rows"
+            )
+        if plain.find(Over) is not None:
+            raise draft.refusal(
+                node,
+                "a window function (OVER) looks at the rows of several units, and cannot be a key",
+                "group by columns and expressions of rows",
             )
         if isinstance(plain, exp.Literal | exp.Null | exp.Boolean):
             raise draft.refusal(node, "a constant is no key", "group by columns")
@@ -48,6 +54,23 @@ def name_keys(draft: Draft) -> None:
         if name in draft.keys:
             raise draft.refusal(node, f"the key {name} is listed twice", "list it once")
         draft.keys[name] = expression
+
+
+def _grouped(draft: Draft) -> list[exp.Expr]:
+    """What GROUP BY lists; ALL stands for every column of SELECT that is no aggregate."""
+    group = draft.select.args.get("group")
+    if group is None:
+        return []
+    if not group.args.get("all"):
+        return list(group.expressions)
+    constants = exp.Literal | exp.Null | exp.Boolean
+    return [
+        item
+        for item in draft.select.expressions
+        if not any(find_calls(item, AGGREGATES))
+        and not isinstance(item.unalias(), constants)
+        and item.find(Over) is None
+    ]
 
 
 def _selected_item(draft: Draft, node: exp.Expr) -> exp.Expr:
@@ -135,6 +158,10 @@ def name_aggregates(draft: Draft) -> None:
                 raise draft.refusal(item, f"two columns are named {name}", "name one with AS")
             _output(draft, item, name)
             draft.aggregates[name] = plain
+        elif plain.find(Over) is not None:
+            name = _computed_name(draft, item, keys)
+            _output(draft, item, name)
+            draft.ranked[name] = plain
         else:
             key = keys.get(canonical(substitute(draft, plain, draft.relation)))
             _output(draft, item, key or _computed_name(draft, item, keys))
@@ -245,7 +272,8 @@ def require_bounded_aggregates(draft: Draft) -> None:
                 raise draft.refusal(
                     call,
                     f"{function} has no argument {name}",
-                    f"known are {', '.join(sorted(known))}" if known else "leave it out",
+                    _other_argument(name, function, argument, named[name])
+                    or (f"known are {', '.join(sorted(known))}" if known else "leave it out"),
                 )
         bounds = named.get(BOUNDS)
         bounded = isinstance(bounds, exp.Tuple) and len(bounds.expressions) == 2
@@ -260,6 +288,18 @@ def require_bounded_aggregates(draft: Draft) -> None:
             )
         elif isinstance(argument, exp.Star) and function != "COUNT":
             raise draft.refusal(call, f"{function}(*) has no meaning", "name a column")
+
+
+def _other_argument(name: str, function: str, argument: exp.Expr, value: exp.Expr) -> str | None:
+    """What to write in place of BigQuery's bounds of all rows of a unit in a group."""
+    if name != "contribution_bounds_per_group":
+        return None
+    if function in BOUNDED_AGGREGATES:
+        return (
+            f"write {function}({canonical(argument)}, {BOUNDS} => {canonical(value)}); of a unit's "
+            "rows in a group max_rows_per_group count"
+        )
+    return f"write {function}({canonical(argument)}), and max_rows_per_group in OPTIONS"
 
 
 def _require_unit(draft: Draft, call: exp.Expr, distinct: exp.Expr) -> None:

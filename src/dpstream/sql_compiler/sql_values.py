@@ -59,6 +59,13 @@ def source_column(column: Any, name: str, zone: str) -> pa.Array:
         return pc.cast(array, pa.float64(), safe=False)
     if pa.types.is_timestamp(type_) or pa.types.is_date(type_):
         return as_moment(array, zone)
+    if pa.types.is_list(type_) or pa.types.is_large_list(type_):
+        array = pc.cast(array, pa.list_(type_.value_type))
+        items = source_column(array.flatten(), name, zone)
+        sizes = np.asarray(pc.fill_null(pc.list_value_length(array), 0), np.int32)
+        none = np.append(np.asarray(pc.is_null(array), bool), False)
+        offsets = np.append(0, np.cumsum(sizes)).astype(np.int32)
+        return pa.ListArray.from_arrays(pa.array(offsets, pa.int32(), mask=none), items)
     raise InvalidInput(
         f"column {name!r} holds {type_}, which SQL expressions cannot use; convert it first"
     )

@@ -9,7 +9,7 @@ is a string, "name" and `name` are names.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -21,10 +21,12 @@ from sqlglot.tokenizer_core import Token, TokenType
 from dpstream.errors import InvalidParameter, refuse_unwritable
 from dpstream.query.aggregates import Avg, Stddev, Sum, Variance
 from dpstream.sql_compiler.functions import TRUNCATIONS
+from dpstream.sql_compiler.time_functions import DIFFERENCES, UNIT_FIRST
 
 WINDOWS = ("TUMBLE", "HOP", "CUMULATE", "SESSION")
 _EMIT = TokenType.PREWHERE  # a word that this dialect has no other use for
 _CALLS = ("CAST", "SAFE_CAST", "TRY_CAST", "EXTRACT")  # calls with a grammar of their own
+_WINDOW_ARGUMENTS = ("TIMECOL", "SLIDE", "STEP", "SIZE")  # Flink's names, in order
 _LONGEST = 100_000  # characters
 _BEGINNINGS = (TokenType.SELECT, TokenType.WITH, TokenType.L_PAREN)
 _SHAPE = (
@@ -47,6 +49,7 @@ BOUNDED_AGGREGATES: dict[str, type[Sum]] = {
 AGGREGATES = ("COUNT", "COUNTIF", *BOUNDED_AGGREGATES)
 WINDOW_COLUMNS = ("window_start", "window_end")
 RELEASE_COLUMNS = ("trigger_time", "release_index")
+KEPT_SHARE = "kept_share"
 
 
 class PrivacyClause(exp.Expression):
@@ -72,6 +75,24 @@ class KeysOf(exp.Expression):
     arg_types: ClassVar[dict[str, bool]] = {"this": True}
 
 
+class Item(exp.Expression):
+    """An item of the list `this`, which UNNEST made a row of; or its `place`, counted from 0."""
+
+    arg_types: ClassVar[dict[str, bool]] = {"this": True, "number": False, "place": False}
+
+
+class Over(exp.Expression):
+    """A function of several published rows: its name `this`, PARTITION BY `parts`, ORDER BY."""
+
+    arg_types: ClassVar[dict[str, bool]] = {
+        "this": True,
+        "expressions": False,
+        "parts": False,
+        "order": False,
+        "other": False,
+    }
+
+
 class Emit(exp.Expression):
     """EMIT EVERY interval; EMIT ON WINDOW CLOSE (without `every`); `other`: anything else."""
 
@@ -86,6 +107,31 @@ def _with_position(parse: Callable[[Any], Any]) -> Callable[[Any], Any]:
         return parse(self).update_positions(name)
 
     return parse_call
+
+
+def _item_text(self: Any, node: exp.Expr) -> str:
+    """UNNEST(list), with a number from the second one of the same list on."""
+    number, word = node.args.get("number"), "OFFSET OF " if node.args.get("place") else ""
+    return f"{word}UNNEST({self.sql(node, 'this')}){f' #{number + 1}' if number else ''}"
+
+
+def _over_text(self: Any, node: exp.Expr) -> str:
+    parts = self.expressions(node, key="parts", flat=True)
+    order = self.expressions(node, key="order", flat=True)
+    spec = [f"PARTITION BY {parts}" if parts else "", f"ORDER BY {order}" if order else ""]
+    given = self.expressions(node, flat=True)
+    return f"{node.this}({given}) OVER ({' '.join(filter(None, spec))})"
+
+
+def _at_its_place(parse: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A parser of a parameter that notes where it stands."""
+
+    def parse_parameter(self: Any) -> Any:
+        token = self._prev
+        node = parse(self)
+        return None if node is None else node.update_positions(token)
+
+    return parse_parameter
 
 
 class PrivateSql(Dialect):
@@ -114,6 +160,10 @@ class PrivateSql(Dialect):
             **{name: _with_position(parser.Parser.FUNCTION_PARSERS[name]) for name in _CALLS},
             **{name: _with_position(lambda self: self._parse_window_table()) for name in WINDOWS},
         }
+        PLACEHOLDER_PARSERS: ClassVar[dict[TokenType, Callable[..., Any]]] = {
+            token: _at_its_place(parse)
+            for token, parse in parser.Parser.PLACEHOLDER_PARSERS.items()
+        }
         QUERY_MODIFIER_PARSERS: ClassVar[dict[TokenType, Callable[..., Any]]] = {
             **parser.Parser.QUERY_MODIFIER_PARSERS,
             _EMIT: lambda self: ("emit", self._parse_emit()),
@@ -121,7 +171,8 @@ class PrivateSql(Dialect):
 
         def _parse_hint(self) -> Any:
             """The clause stands where other dialects have their hints: right after SELECT."""
-            if not self._match_text_seq("WITH", "DIFFERENTIAL_PRIVACY"):
+            named = self._match_text_seq("WITH", "DIFFERENTIAL_PRIVACY")
+            if not named and not self._match_text_seq("WITH", "ANONYMIZATION"):
                 return super()._parse_hint()
             place = self._prev
             options: list[Any] = []
@@ -140,9 +191,16 @@ class PrivateSql(Dialect):
 
         def _parse_window_table(self) -> Any:
             kind = self._tokens[self._index - 2].text.upper()
+            self._match_text_seq("DATA", "=>")
             self._match(TokenType.TABLE)
             table = self._parse_table()
-            rest = self._parse_csv(self._parse_assignment) if self._match(TokenType.COMMA) else []
+            if self._match(TokenType.PARTITION_BY):  # of a session, which is refused
+                self._parse_assignment()
+            rest = self._parse_csv(self._parse_lambda) if self._match(TokenType.COMMA) else []
+            if rest and all(isinstance(each, exp.Kwarg) for each in rest):
+                named = {each.this.name.upper(): each.expression for each in rest}
+                if set(named) <= set(_WINDOW_ARGUMENTS):
+                    rest = [named[name] for name in _WINDOW_ARGUMENTS if name in named]
             time = rest.pop(0) if rest else None
             return self.expression(WindowTable(kind=kind, this=table, time=time, expressions=rest))
 
@@ -166,6 +224,8 @@ class PrivateSql(Dialect):
             WindowTable: lambda self, node: f"{node.args['kind']}({self.sql(node, 'this')}, ...)",
             KeysOf: lambda self, node: f"TABLE {self.sql(node, 'this')}",
             Emit: lambda self, node: "EMIT",
+            Item: _item_text,
+            Over: _over_text,
         }
 
 
@@ -302,12 +362,39 @@ def _require_select(text: str, tokens: Sequence[Token]) -> None:
 
 
 def _name_units(tree: exp.Expr) -> None:
-    """DAY in DATE_TRUNC(ts, DAY) is a word, not a column."""
+    """DAY in DATE_TRUNC(ts, DAY) is a word, not a column; SAFE.F(x) is F(x), which never fails."""
+    for dot in list(tree.find_all(exp.Dot)):
+        owner, call = dot.this, dot.expression
+        if isinstance(owner, exp.Identifier) and isinstance(call, exp.Anonymous):
+            space = owner.name.upper()
+            if space == "NET":
+                call.set("this", f"NET.{call.name.upper()}")
+            if space in ("NET", "SAFE"):
+                dot.replace(call)
+    for window in list(tree.find_all(exp.Window)):
+        call, order = window.this, window.args.get("order")
+        if isinstance(call, exp.Anonymous):
+            known = {"this", "partition_by", "order", "over"}
+            made = Over(
+                this=call.name.upper(),
+                expressions=call.expressions,
+                parts=window.args.get("partition_by"),
+                order=[] if order is None else order.expressions,
+                other=bool(present_args(window) - known),
+            )
+            window.replace(made.update_positions(call))
     for call in list(tree.find_all(exp.Anonymous)):
-        if call.name.upper() in TRUNCATIONS and call.expressions:
-            first, last = call.expressions[0], call.expressions[-1]
-            if not isinstance(first, exp.Literal) and isinstance(last, exp.Column):
-                last.replace(exp.var(last.name).update_positions(last.this))
+        name, arguments = call.name.upper(), call.expressions
+        if name == "TABLE" and len(arguments) == 1 and isinstance(arguments[0], WindowTable):
+            call.replace(arguments[0])  # TABLE(TUMBLE(...)), as Flink has it
+        place = {**dict.fromkeys((*TRUNCATIONS, *DIFFERENCES), -1), **dict.fromkeys(UNIT_FIRST, 0)}
+        if name not in place or not arguments:
+            continue
+        if name in TRUNCATIONS and isinstance(arguments[0], exp.Literal):
+            continue
+        unit = arguments[place[name]]
+        if isinstance(unit, exp.Column):
+            unit.replace(exp.var(unit.name).update_positions(unit.this))
 
 
 def _parse_error(text: str, tokens: Sequence[Token], error: ParseError) -> InvalidParameter:
@@ -320,6 +407,10 @@ def _parse_error(text: str, tokens: Sequence[Token], error: ParseError) -> Inval
         span = (max(end - max(len(str(about.get("highlight") or "x")), 1), 0), end)
         at = next((n for n, token in enumerate(tokens) if end and token.end + 1 >= end), None)
         beside = () if at is None else (at, at - 1, at + 1)
+        near = () if at is None else tokens[max(at - 3, 0) : at + 1]
+        if any(token.token_type == TokenType.COLON for token in near):
+            reason = "this cannot be read as SQL: a colon does not take a field of a value"
+            return refusal(text, span, reason, "write JSON_VALUE(column, '$.name')")
         for token in (tokens[n] for n in beside if n in range(len(tokens))):
             meant = closest_word(token.text, _WORDS)
             if meant and not token.text.upper().startswith(meant):  # "orders" may be meant
@@ -342,6 +433,8 @@ class Relation:
     """Expressions of the table's columns, by name."""
     open: bool = True
     """Are other columns of the table there too, as they are?"""
+    without: set[str] = field(default_factory=set)
+    """Columns that SELECT * EXCEPT left out."""
     where: list[exp.Expr] = field(default_factory=list)
     window: WindowTable | None = None
     names: set[str] = field(default_factory=set)
@@ -350,6 +443,8 @@ class Relation:
     """Tables that it is joined to, in order (`JoinClause`)."""
     union: list[Relation] = field(default_factory=list)
     """The branches of a UNION ALL that its rows come from; none: they come from `table`."""
+    unnests: list[tuple[Item, Item | None, bool]] = field(default_factory=list)
+    """Lists whose items are rows: the item, its place if wanted, are rows without items kept?"""
 
 
 @dataclass(kw_only=True)
@@ -359,6 +454,8 @@ class Draft:
     statement: Statement
     overrides: dict[str, Any]
     name: str = "query"
+    functions: Mapping[str, Any] = field(default_factory=dict)
+    """Functions in Python (`UserFunction`), by their names in capitals."""
     parameters: dict[str, Any] = field(default_factory=dict)
     """Of the query, by their names in `Query`."""
     relation: Relation = field(default_factory=lambda: Relation(table=""))
@@ -370,6 +467,8 @@ class Draft:
     """Aggregates that only computed columns need: they are not shown themselves."""
     computed: dict[str, exp.Expr] = field(default_factory=dict)
     """Expressions of published columns, by the name they are published under."""
+    ranked: dict[str, exp.Expr] = field(default_factory=dict)
+    """Expressions with OVER of published columns, by the name they are published under."""
     outputs: list[str] = field(default_factory=list)
     """The columns of SELECT, in order."""
     windowed: bool = False

@@ -5,11 +5,13 @@ from __future__ import annotations
 from sqlglot import exp
 
 from dpstream.sql_compiler.expressions import known_functions
+from dpstream.sql_compiler.over_clause import FUNCTIONS as OVER_FUNCTIONS
 from dpstream.sql_compiler.privacy_clause import node_of
 from dpstream.sql_compiler.statement import (
     AGGREGATES,
     Draft,
     Emit,
+    Over,
     PrivacyClause,
     WindowTable,
     call_name,
@@ -19,10 +21,11 @@ from dpstream.sql_compiler.statement import (
     other_clauses,
     present_args,
 )
+from dpstream.sql_compiler.unnest import is_unnest
 
 _ALLOWED_CLAUSES = {
     *("hint", "expressions", "with_", "from_", "joins", "where", "group", "having"),
-    *("order", "limit", "offset", "emit"),
+    *("order", "limit", "offset", "emit", "qualify"),
 }
 _REFUSED_CLAUSES = {
     "JOINS": (
@@ -33,8 +36,7 @@ _REFUSED_CLAUSES = {
         "DISTINCT compares the rows of several units",
         "group by the columns, or use COUNT(DISTINCT unit)",
     ),
-    "LATERALS": ("LATERAL makes several rows of one", "split rows before they are read"),
-    "QUALIFY": ("QUALIFY ranks rows of several units", "use HAVING on the published values"),
+    "LATERALS": ("LATERAL is not known", "write FROM log, UNNEST(tags) AS tag"),
     "WINDOWS": ("a window function looks at other rows", "use TUMBLE for windows of time"),
     "SAMPLE": ("TABLESAMPLE draws rows at random, outside of the ledger", "leave it out"),
     "PIVOTS": ("PIVOT is not known", "use CASE in the aggregates"),
@@ -55,8 +57,14 @@ def require_one_select(draft: Draft) -> None:
         )
 
 
+_CLAUSE = {"epsilon", "privacy_unit_column"}
+"""With these options beside it, SQL is private without a clause of its own."""
+
+
 def require_privacy_clause(draft: Draft) -> None:
     """The statement has the privacy clause."""
+    if draft.select.args.get("hint") is None and draft.overrides.keys() >= _CLAUSE:
+        draft.select.set("hint", PrivacyClause(expressions=[]))  # all of it was said beside it
     if not isinstance(draft.select.args.get("hint"), PrivacyClause):
         first = draft.select.expressions[0] if draft.select.expressions else None
         raise draft.refusal(
@@ -74,7 +82,8 @@ def refuse_unknown_clauses(draft: Draft) -> None:
         raise draft.refusal(node, *_REFUSED_CLAUSES.get(name, unknown))
     group = draft.select.args.get("group")
     if group is not None and (
-        present_args(group) - {"expressions"} or group.find(exp.Rollup, exp.Cube)
+        present_args(group) - {"expressions", "all"}
+        or group.find(exp.Rollup, exp.Cube, exp.GroupingSets)
     ):
         raise draft.refusal(
             group, "only plain columns can be grouped by", "run a query for each set of keys"
@@ -83,18 +92,37 @@ def refuse_unknown_clauses(draft: Draft) -> None:
 
 def refuse_joins(draft: Draft) -> None:
     """No lateral joins; those to tables are read with FROM."""
-    for node in draft.select.find_all(exp.Lateral, exp.Unnest):
-        raise draft.refusal(node, *_REFUSED_CLAUSES["JOINS"])
+    for node in draft.select.find_all(exp.Join, exp.Lateral, exp.Unnest):
+        if is_unnest(node) or isinstance(node.parent, exp.Join | exp.In):
+            continue  # a row meets its own list
+        lateral = isinstance(node, exp.Lateral) or isinstance(node.this, exp.Lateral)
+        if isinstance(node, exp.Join) and not lateral:
+            continue
+        raise draft.refusal(node, *_REFUSED_CLAUSES["LATERALS" if lateral else "JOINS"])
 
 
-def refuse_window_functions(draft: Draft) -> None:
-    """OVER compares rows of several units."""
-    for node in draft.select.find_all(exp.Window):
-        raise draft.refusal(
-            node,
-            "a window function (OVER) looks at the rows of several units",
-            "use TUMBLE for windows of time; rank the published values yourself",
-        )
+def refuse_window_functions_of_rows(draft: Draft) -> None:
+    """OVER compares rows: those that are published, in SELECT, QUALIFY and ORDER BY, no others."""
+    for node in draft.select.find_all(exp.Window, Over):
+        clause: exp.Expr = node
+        inside = False
+        while clause.parent is not None and not isinstance(clause.parent, exp.Select):
+            clause = clause.parent
+            inside = inside or call_name(clause) in AGGREGATES
+        published = clause.arg_key in ("expressions", "qualify", "order")
+        if inside or clause.parent is not draft.select or not published:
+            raise draft.refusal(
+                node,
+                "a window function (OVER) looks at the rows of several units",
+                "use TUMBLE for windows of time; published rows may be compared, in the outer "
+                "SELECT, QUALIFY and ORDER BY",
+            )
+        if not isinstance(node, Over) or node.this not in OVER_FUNCTIONS or node.args.get("other"):
+            raise draft.refusal(
+                node,
+                f"{canonical(node)} is not known: OVER takes PARTITION BY and ORDER BY alone",
+                f"use one of {', '.join(OVER_FUNCTIONS)}",
+            )
 
 
 def refuse_subqueries_in_expressions(draft: Draft) -> None:
@@ -178,6 +206,16 @@ _CLOCK = (
     "use the time column, or a constant such as TIMESTAMP '2024-05-01'",
 )
 _REFUSED_CALLS = (
+    (
+        {f"ANON_{name}" for name in (*AGGREGATES, "PERCENTILE_CONT", "QUANTILES")},
+        "has another name here",
+        "write COUNT(*) or another aggregate, with contribution_bounds_per_row for values",
+    ),
+    (
+        {f"{kind}_{edge}" for kind in ("TUMBLE", "HOP", "SESSION") for edge in ("START", "END")},
+        "is not known",
+        "write FROM TUMBLE(table, DESCRIPTOR(time), INTERVAL '1' HOUR), and select window_start",
+    ),
     ({*_CLOCK_WORDS, "NOW", "GETDATE", "TODAY", "PROCTIME", "UNIX_TIMESTAMP"}, *_CLOCK),
     (
         {
@@ -217,12 +255,12 @@ def refuse_unsafe_calls(draft: Draft) -> None:
         if name in _CLOCK_WORDS and not column.this.args.get("quoted"):
             raise draft.refusal(column, f"{name} {reason}", fix)
     for names, reason, fix in _REFUSED_CALLS:
-        for call in find_calls(draft.select, names):
+        for call in find_calls(draft.select, names - draft.functions.keys()):
             raise draft.refusal(call, f"{call_name(call)} {reason}", fix)
     for call in draft.select.find_all(exp.Anonymous):
         name = call_name(call)
         meant = closest_word(name, AGGREGATES)
-        if meant and name not in {*AGGREGATES, *known_functions()}:
+        if meant and name not in {*AGGREGATES, *known_functions(), *draft.functions}:
             raise draft.refusal(call, f"there is no function {name}", f"did you mean {meant}?")
     for node in draft.select.find_all(exp.Filter):
         raise draft.refusal(
@@ -284,8 +322,8 @@ def require_source_columns(draft: Draft) -> None:
             reason = f"{what} must be a column's name; got {name!r}"
             raise draft.refusal(node, reason, "name a column")
         expression = relation.columns.get(name)
-        if expression is None and not relation.open:
-            known = ", ".join(relation.columns)
+        if expression is None and (not relation.open or name in relation.without):
+            known = "EXCEPT leaves it out" if relation.open else ", ".join(relation.columns)
             reason = f"{name} is not among the columns of the subquery: {known}"
             raise draft.refusal(node, reason, "select it there")
         if isinstance(expression, exp.Column):

@@ -113,7 +113,9 @@ def test_decisions_follow_from_releases_alone():
     second = drive(Pacer(epsilon=1, window=12), np.full((80, 3), 999), two)
 
     assert one.charges == two.charges
-    assert all((a.values == b.values).all() for a, b in zip(first, second, strict=True))
+    for a, b in zip(first, second, strict=True):
+        assert (a.values == b.values).all()
+        assert (a.stddev == b.stddev).all()
 
 
 def test_many_bins_pass():

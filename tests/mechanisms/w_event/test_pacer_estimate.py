@@ -8,7 +8,7 @@ from dpstream.mechanisms.w_event.pacer_models import estimate, flat_prior
 def published(mean, variance, gamma=0.5, rounds=1):
     prior = flat_prior()
     for _ in range(rounds):
-        values, prior = estimate(np.array(mean), np.array(variance), prior, gamma=gamma)
+        values, prior, _ = estimate(np.array(mean), np.array(variance), prior, gamma=gamma)
     return values
 
 
@@ -49,3 +49,15 @@ def test_the_estimate_grows_with_the_belief():
     values = [published([mean], [100.0])[0] for mean in range(-20, 140, 10)]
 
     assert values == sorted(values)
+
+
+def test_shrinkage_is_the_expected_squared_error_over_the_variance():
+    """A strong bin has that of its belief; one among empty ones far less; a tilted one more."""
+    mean, variance = np.r_[np.zeros(40), 900.0], np.full(41, 100.0)
+    prior = flat_prior()
+    for _ in range(3):
+        _, prior, shrunk = estimate(mean, variance, prior, gamma=0.5)
+
+    assert 0.99 < shrunk[-1] < 1.01
+    assert shrunk[:40].max() < 0.3
+    assert estimate(np.array([90.0]), np.array([100.0]), flat_prior(), gamma=1.0)[2][0] > 1

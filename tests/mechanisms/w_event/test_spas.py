@@ -11,6 +11,7 @@ from dpstream.mechanisms import Spas
 from dpstream.mechanisms.w_event.spas import AllHistory, Decayed, TwoWindows
 from tests.mechanisms.steering import Steering, drive
 from tests.support.fixed import RUN, SECRET
+from tests.support.long import part_of
 
 
 def steered(publish_at):
@@ -82,7 +83,7 @@ def test_a_direct_publication_leaves_the_open_run_alone():
 def test_every_window_is_within_epsilon(epsilon, update):
     """The ledger, which refuses any overspend, admits every charge on calm and wild streams."""
     rng = np.random.default_rng(3)
-    steps = 160
+    steps = part_of(160, of=2)
     streams = [
         np.full((steps, 1), 50),
         rng.integers(0, 3000, (steps, 2)),

@@ -250,6 +250,23 @@ def test_the_explanation_is_in_plain_words(visit, story):
     assert "SELECT WITH DIFFERENTIAL_PRIVACY" in page.inner_text("#explain pre")
 
 
+def test_the_legend_says_what_a_band_covers(visit, story):
+    """Of the rows that are counted, and beside it how many are not: as the newest release says."""
+    page = visit(story.url)
+    share = story.get("api/queries/pages/latest")["kept_share"]
+    note = page.inner_text(".key-note")
+
+    assert (
+        "of the rows that are counted, the exact number is in the band 19 times out of 20" in note
+    )
+    told = re.search(r"about (< )?([\d.]+)% of the rows are not counted", note)
+    if share is None:
+        assert "too few rows to say how many are not counted" in note
+    else:
+        assert float(told[2]) == pytest.approx(max(100 * (1 - share), 0.1), abs=0.6)
+    assert "for all keys together" in page.inner_text("#explain")
+
+
 def test_light_and_dark(visit, story):
     """The system's choice holds until the switch says otherwise, and the switch is remembered."""
     ground = "getComputedStyle(document.body).backgroundColor"

@@ -44,7 +44,7 @@ from dpstream.query.noise_plan import NoisePlan, WindowPlan
 from dpstream.query.query import Bounds
 from dpstream.query.row_spec import RowSpec
 from dpstream.query.schedule import DueRelease
-from dpstream.records import Reals, Words
+from dpstream.records import Integers, Reals, Words
 from dpstream.rows.row_batch import RejectedRows, RowKeys, Rows, RowSlice
 from dpstream.rows.row_ids import RowIds, column_ids
 from dpstream.rows.row_reader import RowReader
@@ -99,26 +99,31 @@ class UnitCountedTwice(Flow):
         return np.where(keep_mask > 0, np.uint8(KEPT | FIRST), np.uint8(0))
 
 
-class UncappedOfferedRows(Flow):
-    """Counts every row that a unit offers, where a public number of them counts.
+class UncappedDroppedRows(Flow):
+    """Counts every row that is dropped, where a public number of them counts of each unit.
 
-    True: the rows offered move by all rows of a unit, and their noise is for `debias_rows`.
+    True: dropped rows move by all rows of a unit, and their noise is for `max_dropped_rows`.
     """
 
-    def offered_rows(self, period: int, rows: Rows) -> int:
+    def count_totals(
+        self, window: int, period: int, rows: Rows, keep_mask: KeepMask
+    ) -> Integers | None:
         """All of them."""
-        return len(rows)
+        totals = super().count_totals(window, period, rows, keep_mask)
+        if totals is not None:
+            totals[0] = np.count_nonzero(keep_mask == 0)
+        return totals
 
 
-class NoiseForOneOfferedRow(NoisePlan):
-    """Noise on the rows offered as if a unit offered one, where it may offer `debias_rows`.
+class NoiseForOneDroppedRow(NoisePlan):
+    """Noise on the rows dropped as if a unit lost one, where it may lose `max_dropped_rows`.
 
     True: a factor is missing, so the total's part of mu grows by it.
     """
 
     def _sensitivity(self, measure: Measure) -> Fraction:
         true = super()._sensitivity(measure)
-        return true / self._reached(measure) if measure.kind == "offered" else true
+        return true / self.query.most_dropped if measure.kind == "dropped" else true
 
 
 class OnlyTouchedKeys(Flow):

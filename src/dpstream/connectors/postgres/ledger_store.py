@@ -284,6 +284,29 @@ class PostgresLedger:
             self._finish()
         self._noted = new
 
+    def fill(self, lines: Rows, record: Record) -> None:
+        """Take the lines of another ledger as they are, and `record` behind them.
+
+        Offsets and tags stay, so whoever has noted an end of the other one finds it here. A ledger
+        that holds anything is refused.
+        """
+        if self._noted is None or self._noted.offset or self._fetch(0):
+            raise LedgerError(f"{self.place} is a ledger with records of its own; name another")
+        offset, tag = self._parse(lines, 0, NO_TAG)[1][-1]
+        line, tag = to_lines(tag, [record])
+        new = _End(offset + len(line), tag, _base(lines[0][1])[0])
+        starts, texts = zip(*lines, (offset, line[:-1].decode()), strict=True)
+        with self._explained():
+            run = self._connection.execute
+            run(
+                f"INSERT INTO {self._schema}.ledger_lines (start, line) "
+                "SELECT * FROM unnest(%s::bigint[], %s::text[])",
+                (list(starts), list(texts)),
+            )
+            run(f'UPDATE {self._schema}.ledger_head SET "end" = %s, tag = %s, base = %s', new)
+            self._finish()
+        self._noted = new
+
     def compact(self, fold: Fold) -> None:
         """Put what the oldest lines fold to into the first one; the others stay as they are."""
         try:

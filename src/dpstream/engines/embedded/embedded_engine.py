@@ -90,7 +90,8 @@ class LocalRun(QueryRun):
         self._logger = undo.enter_context(ThreadPoolExecutor(1))
         # A short run does not run away from who reads it, and may want to stop it.
         pending = min(MOST_PENDING, (self.query.schedule.steps or 0) // _STEPS_PER_PENDING)
-        self._sender = Sender(self.sink, self.query.name, pending)
+        live = self._input.live is not None
+        self._sender = Sender(self.sink, self.query.name, pending, here=live)
         undo.callback(self._sender.close)
         directory = self._storage.directory
         if directory is None:

@@ -370,7 +370,7 @@ class SourceTail:
         start = self.positions.get(partition)
         batch = self._shared.read(partition, start, columns=self._shared.columns)
         over = batch.done and self._ends
-        rows = len(batch.table) + len(batch.rejected)
+        rows = batch.size
         if not rows and batch.position == start and not over:
             return not batch.done
         with self._changed:

@@ -38,6 +38,7 @@ from dpstream.rows.row_batch import id_pairs
 
 _MANIFESTS = "manifest-*.dps"
 _AT_ONCE = 4  # files that are removed
+_FILE = 1 << 15  # bytes that cost as much as one more file: to make, to name, to read back
 
 Stored = tuple[str, int, bytes]
 """A segment that a manifest names: file, size, checksum."""
@@ -58,6 +59,7 @@ class Snapshots:
         self._watermarks: dict[Owner, Watermarks] = {}
         self._number = max(self._manifests(), default=0)
         self._usable: list[int] = []  # manifests that can be used, the newest last
+        self._held: dict[int, dict[str, Any]] = {}  # what these say
         self._writer = ThreadPoolExecutor(1)
         self._pending: Future[None] | None = None
 
@@ -73,7 +75,7 @@ class Snapshots:
         current = owners(flow)
         parts = []
         for owner in current:
-            stored = sum(size for _, size, _ in self._chains.get(owner, []))
+            stored = sum(size + _FILE for _, size, _ in self._chains.get(owner, []))
             wasteful = is_wasteful(flow, [owner], stored)
             watermarks = None if wasteful else self._watermarks.get(owner)
             part, self._watermarks[owner] = extract(flow, owner, watermarks)
@@ -130,6 +132,7 @@ class Snapshots:
         chains = [(*owner, chain) for owner, chain in self._chains.items()]
         manifest = {"facts": facts, "chains": chains}
         write_packed(self._folder / f"manifest-{number}.dps", manifest, kind="manifest")
+        self._held[number] = manifest
         self._usable = [*self._usable, number][-2:]
         self._clean()
 
@@ -154,14 +157,19 @@ class Snapshots:
         for number in self._manifests():
             path = self._folder / f"manifest-{number}.dps"
             if number in self._usable:
-                manifest = read_packed(path, kind="manifest")
+                manifest = self._held.get(number) or read_packed(path, kind="manifest")
                 kept |= {name for *_, chain in manifest["chains"] for name, *_ in chain}
                 facts.append(manifest["facts"])
             else:
                 path.unlink()
+        self._held = {number: self._held[number] for number in self._usable if number in self._held}
         old = [p for p in (self._folder / "segments").iterdir() if p.name not in kept]
-        with ThreadPoolExecutor(_AT_ONCE) as pool:  # most of it is waiting for the disk
-            list(pool.map(lambda path: _remove(path, overwrite=overwrite), old))
+        if len(old) > _AT_ONCE:
+            with ThreadPoolExecutor(_AT_ONCE) as pool:  # most of it is waiting for the disk
+                list(pool.map(lambda path: _remove(path, overwrite=overwrite), old))
+        else:
+            for path in old:
+                _remove(path, overwrite=overwrite)
         if len(facts) > 1 or last:  # the only snapshot may turn out to be damaged
             self._settled(min(facts, key=lambda known: known["step"]))
 
@@ -225,21 +233,24 @@ def _ids_of_unit(flow: Flow, unit: Any) -> Iterator[Words]:
 
 def _erase(flow: Flow, unit_id: Words) -> int:
     """Empty the places of one unit, and mark it as full."""
-    bounds, most, emptied = flow.query.bounds, flow.query.debias_rows or 0, 0
+    bounds, most, emptied = flow.query.bounds, flow.query.most_dropped, 0
     for bucket in flow.state.units:
         for units in bucket.periods.values():
             rows = _rows_of(units, unit_id)
             if bounds.rows == 1:  # no table says which group it is in
                 emptied += int(np.count_nonzero(units.numbers[rows, 0] == 1))
             units.numbers[rows] = (bounds.rows + 1, bounds.groups + 1)
-        for offered in bucket.offered.values():
-            offered.numbers[_rows_of(offered, unit_id)] = most
+        for dropped in bucket.dropped.values():
+            dropped.numbers[_rows_of(dropped, unit_id)] = most + 1  # beyond, and counted as that
     for window, buckets in flow.state.windows.items():
         groups = np.concatenate([b.table.ids[: b.table.used] for b in buckets])
         places = unit_id ^ groups[:, ::-1]  # as bounding names a unit in a group
         tables = [b.windows[window] for b in flow.state.units if window in b.windows]
         pairs = sum(_empty(table, places) for table in tables)
         emptied += pairs if bounds.rows > 1 else 0
+        for bucket in flow.state.units:
+            if window in bucket.counted_pairs:
+                _empty(bucket.counted_pairs[window], places)
         for group in buckets:
             if group.members is not None:
                 _empty(group.members, places)

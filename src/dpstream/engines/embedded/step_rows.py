@@ -47,10 +47,11 @@ from dpstream.records import (
 )
 from dpstream.rows.column_values import never_becomes, types_of
 from dpstream.rows.row_batch import Rows, RowSlice
-from dpstream.rows.row_reader import ParsedColumns, RowReader
+from dpstream.rows.row_reader import RowReader
 
 _AHEAD = 2  # chunks that are read before they are needed; more take memory and save no time
 _UNPARSED = 3  # chunks that are read and not made into rows: read, waiting, in the making
+_SMALL = 4096  # rows of chunks that are parsed together
 _LETTERS = 10_000  # rows that cannot be used, in one file
 
 
@@ -238,7 +239,10 @@ def most_kept(query: RowSpec) -> int:
     """How many rows of a unit in a group can matter in one step."""
     if not isinstance(query, Query):
         return 1
-    return max(query.bounds.rows_per_group, query.debias_rows or 0)
+    each = query.bounds.rows_per_group
+    if not query.totals or query.counts_units:
+        return each
+    return each + query.most_dropped + 1  # all that count, and one that is beyond them
 
 
 class LiveInput:
@@ -274,7 +278,7 @@ class LiveInput:
         self._begin(step, replayed=False)
         for chunk in self.view.chunks_before(self._time_of(step)):
             self._rows_of(chunk, step, slices)
-        return self._end(slices)
+        return self._end(step, slices)
 
     def replay(self, step: int, logged: Positions) -> StepRows | None:
         """The very rows that a step has read before; None if stopped."""
@@ -283,7 +287,7 @@ class LiveInput:
         for partition, target in logged.items():
             self.finished.forget(partition)  # what was finished moves no more: this has its name
             self._read_up_to(partition, target, step, slices)
-        return self._end(slices)
+        return self._end(step, slices)
 
     def note_release(self, step: int) -> None:
         """A step's tables are out: tell the operator how long after their trigger."""
@@ -299,6 +303,8 @@ class LiveInput:
     def _begin(self, step: int, *, replayed: bool) -> None:
         self._before: Positions = {}  # of partitions that this step has moved
         self._ends: Positions = {}  # of those that it has met the end of
+        self._small: list[tuple[str, Position, Batch]] = []  # chunks to parse, with their places
+        self._waiting = 0  # rows of these
         self._replayed = replayed
         self._forget_removed()
         self._rejects = StepRejects(self._chunks.operator, step)
@@ -311,12 +317,13 @@ class LiveInput:
                     self.finished.forget(name)
                 self.view.removed = []
 
-    def _end(self, slices: StepRows) -> StepRows | None:
+    def _end(self, step: int, slices: StepRows) -> StepRows | None:
         """The step has its rows; None: it was stopped, and what it has read is read again."""
         if self._stop.is_set():
             self.positions |= self._before
             self.positions = {p: at for p, at in self.positions.items() if at is not None}
             return None
+        self._parse_small(step, slices)
         self._rejects.finish()
         for partition, end in self._ends.items():
             if self.positions.get(partition) == end:
@@ -348,21 +355,41 @@ class LiveInput:
         self._chunks.learn(partition)
         columns = self._chunks.reader.query.source_columns
         batch = replace(batch, table=batch.table.select(columns))  # of all that queries want
-        slices.add(self._slices(partition, batch, step, chunk.parsed))
+        self._add(partition, replace(batch, parsed=chunk.parsed), step, slices)
 
-    def _slices(
-        self, partition: str, batch: Batch, step: int, parsed: ParsedColumns | None = None
-    ) -> list[RowSlice]:
-        """The rows of the next batch of a partition."""
+    def _add(self, partition: str, batch: Batch, step: int, slices: StepRows) -> None:
+        """Add the rows of the next batch of a partition; small ones wait for those after them."""
         before = self.positions.get(partition)
         if batch.position is not None:
             self._before.setdefault(partition, before)
             self.positions[partition] = batch.position
-        if not len(batch.table) and not batch.rejected:
-            return []
-        rows, rejected = self._chunks.rows(partition, before, batch, arrived=step, parsed=parsed)
-        self._rejects.add(partition, rejected)
-        return [(rows, first, end) for *_, first, end in rows.runs]
+        if not batch.size:
+            return
+        self._chunks.operator.read += batch.size  # parsed at the trigger, perhaps, but it is here
+        size, small = len(batch.table), self._small
+        if small and (
+            self._waiting + size > _SMALL or small[0][2].table.schema != batch.table.schema
+        ):
+            self._parse_small(step, slices)
+        self._small.append((partition, before, batch))
+        self._waiting += size
+        if size > _SMALL:  # alone: what other queries have parsed of it serves this one
+            self._parse_small(step, slices)
+
+    def _parse_small(self, step: int, slices: StepRows) -> None:
+        """Parse the chunks that wait, as one: a call costs as much as a thousand rows."""
+        small, self._small, self._waiting = self._small, [], 0
+        joined = None
+        if len(small) > 1:
+            joined = self._chunks.joined_rows([batch for *_, batch in small], arrived=step)
+        if joined is not None:
+            slices.add(_slices(joined))
+        for partition, before, batch in small:
+            rejected = batch.rejected
+            if joined is None:
+                rows, rejected = self._chunks.rows(partition, before, batch, arrived=step)
+                slices.add(_slices(rows))
+            self._rejects.add(partition, rejected)
 
     def _read_up_to(self, partition: str, target: Position, step: int, slices: StepRows) -> None:
         """Add a partition's rows until a position, from the source, or until the run is stopped."""
@@ -376,7 +403,7 @@ class LiveInput:
             return
         while (before := self.positions.get(partition)) != target and not self._stop.is_set():
             batch = self._chunks.batch(partition, before, until=target)
-            slices.add(self._slices(partition, batch, step))
+            self._add(partition, batch, step, slices)
             if self.positions.get(partition) == before:  # its server is away: is this stopped?
                 self._clock.wait(self._clock.now(), self._stop)
             if batch.done and self.positions.get(partition) != target:
@@ -384,6 +411,10 @@ class LiveInput:
                     f"step {step} has read {partition} up to {target}, which ends at {before} "
                     "now; nothing was published; restore what was removed from the source"
                 )
+
+
+def _slices(rows: Rows) -> list[RowSlice]:
+    return [(rows, first, end) for *_, first, end in rows.runs]
 
 
 class StepRejects:

@@ -100,9 +100,9 @@ class Jobs:
                 f"{2 * self.buckets} buckets were to be saved, and {len(saved)} were; nothing was "
                 "published; run again"
             )
-        shares = {
-            (step, window): (float.fromhex(share), float.fromhex(spread))
-            for step, window, share, spread in (n["share"] for n in notes if "share" in n)
+        totals = {
+            (step, window): tuple(noisy)
+            for step, window, *noisy in (n["totals"] for n in notes if "totals" in n)
         }
         noisy = _noisy(task.shape, table)
         tables = ReleaseTables(plan=self.plan, types=self.types, run_tag=self.run_tag)
@@ -112,8 +112,8 @@ class Jobs:
             if release.window not in lent.keys:
                 continue  # it was abandoned
             sums, groups = noisy.get((step, release.window), nothing)
-            share = shares.get((step, release.window), (1.0, 0.0))
-            table = tables.table(step, release, sums, groups, share)
+            of_window = totals.get((step, release.window), ())
+            table = tables.table(step, release, sums, groups, of_window)
             publications.append(Publication(due=release, table=table))
         return publications, saved
 

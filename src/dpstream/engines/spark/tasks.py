@@ -310,10 +310,9 @@ def _bound(task: PublishTask, bucket: int) -> Batches:
         slices = [(rows, a, b) for rows in parts for at, _, _, a, b in rows.runs if at == step]
         for window, period, rows in rows_by_window(slices):
             keep_mask = flow.bound(window, period, rows)
-            if flow.query.totals:
-                kept = int(np.count_nonzero(keep_mask))
-                counts = {"offered": flow.offered_rows(period, rows), "kept": kept}
-                totals.append({"total": [step, window], **counts})
+            counts = flow.count_totals(window, period, rows, keep_mask)
+            if counts is not None:
+                totals.append({"total": [step, window], "counts": counts.tolist()})
             if keep_mask.any():
                 kept_rows.append(_kept(task, rows, keep_mask))
         for due in flow.query.schedule.due(step):
@@ -380,15 +379,15 @@ def _publish(task: PublishTask, bucket: int, table: pa.Table | None, texts: list
         for window, mine in by_number(by_step[step], "window") if step in by_step else ():
             add(task, flow, window, mine)
         for note in (note for note in received if note.get("total", [None])[0] == step):
-            flow.totals(note["total"][1]).add(offered=note["offered"], kept=note["kept"])
+            flow.totals(note["total"][1]).add(np.array(note["counts"], np.int64))
         for due in flow.query.schedule.due(step):
             if due.window in task.keys.lent.keys:  # others were abandoned
                 (noisy,) = flow.perturb(due, streams)
                 if len(noisy.ids):
                     yield from packets([(0, _shown(flow, task.shape, step, due, noisy))])
                 if flow.query.totals and bucket == 0:
-                    share = [number.hex() for number in flow.kept_share(due, streams)]
-                    yield notes(0, [json.dumps({"share": [step, due.window, *share]})])
+                    totals = flow.noisy_totals(due, streams)
+                    yield notes(0, [json.dumps({"totals": [step, due.window, *totals]})])
             if due.release == due.releases:
                 flow.evict(due.window)
     passed = [text for text, note in zip(texts, received, strict=True) if "stage" in note]

@@ -192,6 +192,7 @@ class CompOrder(DelayedMechanism, SharedMechanism, identity="comp_order"):
     """
 
     constant_charges: ClassVar[bool] = True
+    publishes_stddev: ClassVar[bool] = False
 
     @cached_property
     def sensitivity(self) -> Fraction:

@@ -40,6 +40,7 @@ class PegasusGroups(SharedMechanism, ABC, identity=None, keys="threshold smoothe
     threshold: Amount | None = None
     smoother: Smoother = "median"
     constant_charges: ClassVar[bool] = True
+    publishes_stddev: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -135,6 +135,7 @@ class SensitivityTruncation(
     share: Amount = Fraction(1, 2)
     candidates: int = 20
     sampled: int = 0
+    publishes_stddev: ClassVar[bool] = False
     why_least: ClassVar[str] = "a bound is chosen from a batch of values"
 
     def __post_init__(self) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property, lru_cache
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
@@ -203,6 +203,7 @@ class Dpi(MechanismBase, identity="dpi", keys=_KEYS):
     ([True, False, False, True, False], True)
     """
 
+    publishes_stddev: ClassVar[bool] = False
     epsilon: Amount
     rows_per_user: int | None = None
     dummy_rows: int = 0

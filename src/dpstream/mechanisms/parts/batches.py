@@ -239,6 +239,7 @@ class BatchMechanism(
 
     publish: Publish = "reduce"
     smoother: Smoother = "mean"
+    publishes_stddev: ClassVar[bool] = False
     labels_read_range: ClassVar[bool] = False
     """Do labels mean something by themselves, and not only which values go together?"""
 

@@ -230,6 +230,7 @@ class GroupedHistogram(HistogramMechanism, identity=None):
     """4/5 of epsilon / window for the counts of each step, 1/5 for their groups in time."""
 
     constant_charges: ClassVar[bool] = True
+    publishes_stddev: ClassVar[bool] = False
 
     @cached_property
     def share(self) -> Fraction:

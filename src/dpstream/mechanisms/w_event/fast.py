@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
+from typing import ClassVar
 
 import numpy as np
 
@@ -101,6 +102,8 @@ class FastW(HistogramMechanism, identity="fast_w"):
     >>> series.paid
     [True, True, True, False]
     """
+
+    publishes_stddev: ClassVar[bool] = False
 
     @cached_property
     def samples(self) -> int:

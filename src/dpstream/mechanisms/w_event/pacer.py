@@ -17,6 +17,14 @@ import numpy as np
 from dpstream.compiled import njit
 from dpstream.errors import InvalidParameter
 from dpstream.mechanisms.base import HistogramMechanism, Spender
+from dpstream.mechanisms.w_event.pacer_jumps import (
+    SHIFT,
+    SPIKE,
+    Jumps,
+    hold,
+    learn_jumps,
+    no_jumps,
+)
 from dpstream.mechanisms.w_event.pacer_math import exp
 from dpstream.mechanisms.w_event.pacer_models import (
     FULL_BINS,
@@ -26,8 +34,7 @@ from dpstream.mechanisms.w_event.pacer_models import (
     estimate,
     first_belief,
     flat_prior,
-    later_variance,
-    learn,
+    later,
     models,
 )
 from dpstream.privacy.amounts import Amount, exact, on_grid
@@ -40,6 +47,9 @@ SHARES = 1 << 40
 _STEPS = 200  # points at which the error between two publications is looked at
 _SHORT = 5  # an interval of so few steps is never too long
 _PATIENCE = 2.0  # an error counts little more once it passes this many times the level
+_MISSED = 0.25  # of an interval; shifts are missed for half of it, and models expect some of them
+_MISSES = 0.05  # of the releases are beyond two deviations, with the noise, if all is well
+_WIDENING, _UNSURE, _WIDEST = 0.5, 0.8, 3.0  # log variance per miss, at first, at most
 _PROBE = 32  # the first publication costs at most this part of epsilon
 _CLEAR = 8.0  # probing ends once the mean count is this many times the noise scale
 _SLOWING = 2  # at most this many times slower from one publication to the next
@@ -47,6 +57,10 @@ _SLOWING = 2  # at most this many times slower from one publication to the next
 
 def _none() -> Integers:
     return np.zeros(0, np.int64)
+
+
+def _nothing() -> Reals:
+    return np.zeros(0)
 
 
 @storable("pacer state")
@@ -60,8 +74,11 @@ class PacerState:
     steps: Integers = field(default_factory=_none)  # paid steps of the window, oldest first
     shares: Integers = field(default_factory=_none)  # and their budgets
     bank: Bank | None = None
+    jumps: Jumps | None = None
     held: Reals | None = None
-    stddev: Reals | None = None
+    variance: Reals = field(default_factory=_nothing)  # of the true counts around them
+    growth: Reals = field(default_factory=_nothing)  # of the variance, per step
+    widening: Reals = field(default_factory=_nothing)  # log of what it is multiplied by
     prior: Reals = field(default_factory=flat_prior)
     held_prior: Reals = field(default_factory=flat_prior)
 
@@ -73,9 +90,11 @@ class Pacer(HistogramMechanism, identity="pacer", keys="gamma"):
     Nothing is spent on looking. A bank of filters learns from the releases how fast and how
     restlessly each count moves; the pace with the least expected error is taken next. What is
     published is the filters' estimate, a whole number from 0 up that minimises the expected
-    |error| / max(count, 1)^`gamma` (0: absolute error; 1: relative error). `stddev` is the
-    filters' own standard deviation of the true count, given all releases so far: it includes
-    how far the stream may have moved since, and is as good as their models of the stream.
+    |error| / max(count, 1)^`gamma` (0: absolute error; 1: relative error). A release far from
+    what was expected may be a shift or a one-step spike: until the next release tells, both are
+    weighed. `stddev` is the root of the expected squared error of what is published, by the
+    whole mixture of filters, given all releases so far: it grows with every held step, includes
+    shrinkage, and is larger where releases were further from held counts than was expected.
 
     Guarantee: w-event epsilon-DP, w = `window`: counts are read by publications only, each of
         which takes no more than the window has left; all else is computed from releases.
@@ -120,9 +139,9 @@ class Pacer(HistogramMechanism, identity="pacer", keys="gamma"):
             state, release = self._learn(state, z, shares, scale, spend.step)
             return state, [release]
         assert state.held is not None
-        release = Release(
-            step=spend.step, values=state.held, paid=False, held=True, stddev=state.stddev
-        )
+        since = float(spend.step - int(state.steps[-1]))
+        stddev = np.sqrt(np.exp(state.widening) * (state.variance + state.growth * since))
+        release = Release(step=spend.step, values=state.held, paid=False, held=True, stddev=stddev)
         return state, [release]
 
     def _affordable(self, state: PacerState, now: int) -> int:
@@ -145,13 +164,25 @@ class Pacer(HistogramMechanism, identity="pacer", keys="gamma"):
         grid = models(float(self.budget), self.window, thin=len(z) > FULL_BINS)
         if state.bank is None:
             bank, belief = first_belief(z, scale, grid)
+            jumps, widening = no_jumps(len(z), self.window), np.full(len(z), _UNSURE)
         else:
-            bank, belief = learn(state.bank, z, scale, now - int(state.steps[-1]), grid)
-        count, due, probing = self._choose_pace(state, bank, belief, scale, grid, now)
-        variance = later_variance(bank, belief, 0.5 * (due - now), grid)
+            assert state.jumps is not None
+            assert state.held is not None
+            gap = now - int(state.steps[-1])
+            expected = state.variance + state.growth * float(gap)
+            widening = widen(state.widening, z - state.held, expected, 2.0 * scale * scale)
+            jumps, bank, belief = learn_jumps(
+                state.jumps, state.bank, z, scale, gap, grid, self.window
+            )
+        count, due, probing = self._choose_pace(state, bank, belief, jumps, scale, grid, now)
         gamma = float(self.gamma)
-        values, prior = estimate(belief.count, belief.count_variance, state.prior, gamma=gamma)
-        held, held_prior = estimate(belief.level, variance, state.held_prior, gamma=gamma)
+        until = hold(jumps, later(bank, 0.5 * (due - now), grid), 0.5 * (due - now), grid, gamma)
+        values, prior, shrunk = estimate(
+            belief.count, belief.typical_variance, state.prior, gamma=gamma
+        )
+        held, held_prior, held_shrunk = estimate(
+            until.level, until.typical, state.held_prior, gamma=gamma
+        )
         inside = state.steps > now - self.window + 1  # the window of the next step
         state = PacerState(
             count=count,
@@ -160,20 +191,32 @@ class Pacer(HistogramMechanism, identity="pacer", keys="gamma"):
             steps=np.append(state.steps[inside], now),
             shares=np.append(state.shares[inside], shares),
             bank=bank,
+            jumps=jumps,
             held=held,
-            stddev=np.sqrt(variance),
+            variance=held_shrunk * until.variance,
+            growth=held_shrunk * until.growth,
+            widening=widening,
             prior=prior,
             held_prior=held_prior,
         )
-        stddev = np.sqrt(belief.count_variance)
+        stddev = np.sqrt(shrunk * belief.variance)
         return state, Release(step=now, values=values, paid=True, stddev=stddev)
 
     def _choose_pace(
-        self, state: PacerState, bank: Bank, belief: Belief, scale: float, grid: Models, now: int
+        self,
+        state: PacerState,
+        bank: Bank,
+        belief: Belief,
+        jumps: Jumps,
+        scale: float,
+        grid: Models,
+        now: int,
     ) -> tuple[int, int, bool]:
         """Probe with twice the budget at once, or settle for a pace: its count, when next."""
         log_error = log_errors(float(self.budget), self.window, grid)
-        position = best(bank.weight, bank.level, log_error)
+        position = best(
+            bank.weight, bank.level, log_error, jumps.sizes / jumps.steps, intervals(self.window)
+        )
         if state.probing:
             clear = float(np.maximum(belief.count, 0.0).mean()) >= _CLEAR * scale
             if not clear and state.count > 2:
@@ -182,6 +225,18 @@ class Pacer(HistogramMechanism, identity="pacer", keys="gamma"):
             position = max(position, bisect_left(counts(self.window), state.count / _SLOWING))
         count = counts(self.window)[position]
         return count, now + interval(self.window, count), False
+
+
+def widen(widening: Reals, away: Reals, variance: Reals, noise: float) -> Reals:
+    """The log of a factor for the variance of held counts, such that most releases were within.
+
+    `away`: a release less what was held until then. A miss of two deviations widens, a hit narrows
+    a little, so that in the long run about _MISSES of them miss: Gibbs, Candès, "Adaptive Conformal
+    Inference Under Distribution Shift", 2021. The models' own variance is never made smaller.
+    """
+    missed = away * away > 4.0 * (np.exp(widening) * variance + noise)
+    wider: Reals = np.clip(widening + _WIDENING * (missed - _MISSES), 0.0, _WIDEST)
+    return wider
 
 
 @lru_cache(maxsize=64)
@@ -201,6 +256,12 @@ def counts(window: int) -> tuple[int, ...]:
         chosen.add(-(-window // interval(window, round(count))))
         count = max(1.3 * count, count + 1)
     return tuple(sorted(chosen))
+
+
+@lru_cache(maxsize=64)
+def intervals(window: int) -> Reals:
+    """The steps between publications, for each of `counts`."""
+    return np.array([float(interval(window, count)) for count in counts(window)])
 
 
 def interval(window: int, count: int) -> int:
@@ -229,11 +290,12 @@ def log_errors(epsilon: float, window: int, grid: Models) -> Reals:
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def best(weight: Reals, level: Reals, log_error: Reals) -> int:
+def best(weight: Reals, level: Reals, log_error: Reals, jumps: Reals, intervals: Reals) -> int:
     """The position in `counts` with the least error, bins weighted by 1 / sqrt(level).
 
     Per bin the log error is averaged over models: while unsure, a ratio too slow is as bad as the
-    same ratio too fast.
+    same ratio too fast. `jumps` (spikes, shifts x bins) are sizes per step: a shift is missed
+    for half an interval in the mean, a spike wherever a count is held.
     """
     bins, size = weight.shape
     options = log_error.shape[1]
@@ -248,8 +310,9 @@ def best(weight: Reals, level: Reals, log_error: Reals) -> int:
         scale = max(level[j], 1.0)
         enough, root = _PATIENCE * scale, math.sqrt(scale)
         for c in range(options):
-            error = exp(mean[c])
+            error = exp(mean[c]) + _MISSED * jumps[SHIFT, j] * (intervals[c] - 1.0)
             score[c] += error * enough / ((error + enough) * root)
+            score[c] += jumps[SPIKE, j] * (1.0 - 1.0 / intervals[c]) / root
     least = 0
     for c in range(1, options):
         if score[c] < score[least]:

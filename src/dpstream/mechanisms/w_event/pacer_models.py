@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -113,8 +114,11 @@ def priors(level: Reals, drift: Reals, white: Reals, pool: Reals, pooled: float)
 
 _SHARE = 0.02  # weight that returns to the prior at a publication
 _TINY = 1e-8  # weights below this are left out of averages
+_HEAVY = 1e-3  # and below this out of the mixture's variance
 _TOGETHER = 8  # bins whose models are worked on at once
 _HALF_LOG = 0.5 * math.log(2.0 * math.pi)
+_LOUD = 10.0  # noise scales that surprise no model: noise is larger once in 22,000 times
+_SURPRISE = 25.0  # squared deviations beyond them from which a release surprises a model
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -138,12 +142,12 @@ def learn_all(
     """
     bins, size = weight.shape
     mean, variance = np.empty((bins, size)), np.empty((bins, size))
-    pool, by_bin = np.zeros(size), np.empty((5, bins))
+    pool, by_bin = np.zeros(size), np.empty((6, bins))
     lanes = min(_TOGETHER, bins) * size
     moved, jitter = np.empty(lanes), np.empty(lanes)
     for i in range(lanes):
         moved[i], jitter[i] = drift[i % size] * gap, white[i % size]
-    work, which = np.empty((12, lanes)), np.empty(lanes, np.int64)
+    work, which = np.empty((13, lanes)), np.empty(lanes, np.int64)
     for first in range(0, bins, _TOGETHER):
         here = slice(first, min(first + _TOGETHER, bins))
         mine, mu, var = weight[here].ravel(), old_mean[here].ravel(), old_variance[here].ravel()
@@ -169,11 +173,12 @@ def _see(
     work: Reals,
     which: Reals,
 ) -> None:
-    """Each model's update by what was published: the first six rows of `work`."""
+    """Each model's update by what was published: the first six rows of `work`, and surprise."""
     before, total, away = work[0], work[1], work[2]
     log_density, seen, seen_variance = work[3], work[4], work[5]
-    exact = work[7:]
+    surprised, exact = work[7], work[8:]
     size, noise, widest = len(weight) // len(z), 2.0 * scale * scale, (NEGLIGIBLE * scale) ** 2
+    loud = _LOUD * scale
     for j in range(len(z)):
         away[j * size : (j + 1) * size] = z[j]
     for i in range(len(weight)):
@@ -182,6 +187,8 @@ def _see(
         away[i] -= mean[i]
         wide = total[i] + noise
         narrow = 1.0 / wide
+        beyond = max(abs(away[i]) - loud, 0.0)
+        surprised[i] = weight[i] if beyond * beyond > _SURPRISE * total[i] else 0.0
         log_density[i] = -0.5 * (away[i] * away[i] * narrow + log(wide)) - _HALF_LOG
         seen[i] = mean[i] + total[i] * narrow * away[i]
         seen_variance[i] = total[i] * narrow * noise
@@ -211,10 +218,11 @@ def _weigh(
 ) -> None:
     """The levels behind the counts, the models' weights, and what follows for each bin.
 
-    Rows of `by_bin`: count, its variance, level, variance of the models' levels, typical level.
+    Rows of `by_bin`: count, its typical variance, the mixture's variance of it, log density of the
+    release, weight of the models that it surprised, typical level.
     """
     before, total, log_density, seen, seen_variance = work[0], work[1], work[3], work[4], work[5]
-    x_part, y_part = work[6], work[2]
+    x_part, y_part, seen_part = work[6], work[2], work[7]
     bins, lanes = len(weight) // size, len(weight)
     for j in range(bins):
         best = -math.inf
@@ -222,6 +230,7 @@ def _weigh(
             best = max(best, log_density[i])
         for i in range(j * size, (j + 1) * size):
             log_density[i] -= best
+        by_bin[3, j], by_bin[4, j] = best, sum_of(seen_part, j * size, size)
     for i in range(lanes):
         gain = before[i] / total[i]
         new_variance[i] = before[i] * (1.0 - gain) + gain * gain * seen_variance[i]
@@ -230,7 +239,9 @@ def _weigh(
         before[i] = log(seen_variance[i] + 1e-12)
         total[i] = log(new_variance[i] + jitter[i] + 1e-12)
     for j in range(bins):
-        x_part[j * size : (j + 1) * size] = 1.0 / sum_of(weight, j * size, size)
+        mass = sum_of(weight, j * size, size)
+        by_bin[3, j] += log(mass)
+        x_part[j * size : (j + 1) * size] = 1.0 / mass
     for i in range(lanes):
         weight[i] *= x_part[i]
         x_part[i], y_part[i] = weight[i] * seen[i], weight[i] * new_mean[i]
@@ -241,31 +252,44 @@ def _weigh(
         start = j * size
         for g in range(size):
             pool[g] += weight[start + g]
-        by_bin[0, j], by_bin[2, j] = sum_of(x_part, start, size), sum_of(y_part, start, size)
+        by_bin[0, j], by_bin[5, j] = sum_of(x_part, start, size), sum_of(y_part, start, size)
         x_part[start : start + size] = by_bin[0, j]
-        y_part[start : start + size] = by_bin[2, j]
+        y_part[start : start + size] = by_bin[5, j]
     for i in range(lanes):
+        seen_part[i] = weight[i] * seen_variance[i]
         x_part[i] = weight[i] * (seen[i] - x_part[i]) ** 2
         y_part[i] = weight[i] * (new_mean[i] - y_part[i]) ** 2
     for j in range(bins):
-        start, level = j * size, by_bin[2, j]
-        by_bin[1, j] = exp(sum_of(before, start, size)) + sum_of(x_part, start, size)
-        by_bin[3, j] = sum_of(y_part, start, size)
-        sd = math.sqrt(exp(sum_of(total, start, size)) + by_bin[3, j])
-        by_bin[4, j] = level if level >= sd else max(level, 0.0) + 0.5 * sd
+        start, level = j * size, by_bin[5, j]
+        spread = sum_of(x_part, start, size)
+        by_bin[1, j] = exp(sum_of(before, start, size)) + spread
+        by_bin[2, j] = sum_of(seen_part, start, size) + spread
+        sd = math.sqrt(exp(sum_of(total, start, size)) + sum_of(y_part, start, size))
+        by_bin[5, j] = level if level >= sd else max(level, 0.0) + 0.5 * sd
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _typical_variance(
-    weight: Reals, variance: Reals, drift: Reals, white: Reals, after: float
+def _later(
+    weight: Reals, mean: Reals, variance: Reals, drift: Reals, white: Reals, after: float
 ) -> Reals:
-    """The geometric mean over models of a count's variance, `after` steps from now."""
-    terms, out = np.empty(weight.shape[1]), np.empty(len(weight))
-    for j in range(weight.shape[0]):
-        for g in range(len(terms)):
+    """The rows of `Later`."""
+    bins, size = weight.shape
+    terms, out = np.empty((3, size)), np.empty((4, bins))
+    for j in range(bins):
+        heavy = wide = moved = 0.0
+        for g in range(size):
             counted = weight[j, g] if weight[j, g] > _TINY else 0.0
-            terms[g] = counted * log(variance[j, g] + white[g] + drift[g] * after + 1e-12)
-        out[j] = exp(sum_of(terms, 0, len(terms)))
+            terms[0, g] = weight[j, g] * mean[j, g]
+            terms[1, g] = counted * log(variance[j, g] + white[g] + drift[g] * after + 1e-12)
+        level = sum_of(terms[0], 0, size)
+        for g in range(size):
+            counted = weight[j, g] if weight[j, g] > _HEAVY else 0.0
+            terms[2, g] = weight[j, g] * (mean[j, g] - level) ** 2
+            heavy += counted
+            wide += counted * (variance[j, g] + white[g] + (mean[j, g] - level) ** 2)
+            moved += counted * drift[g]
+        out[0, j], out[1, j] = level, exp(sum_of(terms[1], 0, size)) + sum_of(terms[2], 0, size)
+        out[2, j], out[3, j] = wide / heavy, moved / heavy
     return out
 
 
@@ -287,12 +311,13 @@ class Bank:
 
 @dataclass(frozen=True, eq=False)
 class Belief:
-    """What the bank thinks of each bin: the count just published, and the level behind it."""
+    """What the bank thinks of each bin's count, just published, and of the release itself."""
 
     count: Reals
-    count_variance: Reals
-    level: Reals
-    disagreement: Reals  # variance of the models' means of the level
+    typical_variance: Reals  # see `Later`
+    variance: Reals
+    evidence: Reals  # log density of what was published
+    surprised: Reals  # weight of the models that did not expect it
 
 
 def first_belief(z: Reals, scale: float, grid: Models) -> tuple[Bank, Belief]:
@@ -308,12 +333,16 @@ def first_belief(z: Reals, scale: float, grid: Models) -> tuple[Bank, Belief]:
         level=level,
         pool=weight.mean(axis=0),
     )
-    return bank, Belief(count=z, count_variance=noise, level=z, disagreement=np.zeros(bins))
+    nothing = np.zeros(bins)
+    return bank, Belief(z, noise, noise, nothing, nothing)
 
 
-def learn(bank: Bank, z: Reals, scale: float, gap: int, grid: Models) -> tuple[Bank, Belief]:
-    """After another publication, `gap` steps later."""
-    pooled = _POOLED if len(z) > 1 else 0.0
+def learn(
+    bank: Bank, z: Reals, scale: float, gap: int, grid: Models, *, bins: int | None = None
+) -> tuple[Bank, Belief]:
+    """After another publication, `gap` steps later; `bins` is their number where z has but some."""
+    bins = bins or len(z)
+    pooled = _POOLED if bins > 1 else 0.0
     weight = priors(bank.level, grid.log_drift_sd, grid.log_white_sd, bank.pool, pooled)
     mean, variance, pool, by_bin = learn_all(
         z,
@@ -325,20 +354,31 @@ def learn(bank: Bank, z: Reals, scale: float, gap: int, grid: Models) -> tuple[B
         bank.mean,
         bank.variance,
         weight,
-        _LIGHT if len(z) > FULL_BINS else 0.0,
+        _LIGHT if bins > FULL_BINS else 0.0,
     )
     *belief, typical_level = by_bin
     bank = Bank(weight=weight, mean=mean, variance=variance, level=typical_level, pool=pool)
     return bank, Belief(*belief)
 
 
-def later_variance(bank: Bank, belief: Belief, after: float, grid: Models) -> Reals:
-    """Variance of a bin's count `after` steps from now: typical over the models, plus their spread.
+class Later(NamedTuple):
+    """What is thought of each bin's count until the next publication.
 
-    The geometric mean over models: the arithmetic one would be ruled by the few huge ones.
+    What is published rests on the typical variance, the geometric mean over models plus their
+    spread: the arithmetic mean would be ruled by the few huge ones. The mixture's variance, which
+    the published deviation rests on, is the arithmetic one without models that hardly weigh
+    anything: d steps from now it is `variance` + `growth` d.
     """
-    typical: Reals = _typical_variance(bank.weight, bank.variance, grid.drift, grid.white, after)
-    return typical + belief.disagreement
+
+    level: Reals
+    typical: Reals
+    variance: Reals
+    growth: Reals
+
+
+def later(bank: Bank, after: float, grid: Models) -> Later:
+    """The typical variance is that `after` steps from now."""
+    return Later(*_later(bank.weight, bank.mean, bank.variance, grid.drift, grid.white, after))
 
 
 CELLS = 41
@@ -362,20 +402,24 @@ def flat_prior() -> Reals:
 _FLAT = flat_prior()
 
 
-def estimate(mean: Reals, variance: Reals, prior: Reals, *, gamma: float) -> tuple[Reals, Reals]:
-    """Whole, non-negative counts to publish, and the shared prior for the next time.
+def estimate(
+    mean: Reals, variance: Reals, prior: Reals, *, gamma: float
+) -> tuple[Reals, Reals, Reals]:
+    """Whole, non-negative counts to publish, the shared prior for the next time, and shrinkage.
+
+    Shrinkage is the expected squared error of what is published, over the variance.
 
     >>> estimate(np.array([900.0]), np.array([100.0]), flat_prior(), gamma=0.5)[0]
     array([900.])
     """
-    new, out = prior.copy(), np.empty(len(mean))
+    new, out = prior.copy(), np.empty((2, len(mean)))
     _estimate(mean, variance, gamma, _FLAT, new, out)
-    return out, new
+    return out[0], new, out[1]
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _weak(mean: Reals, sd: Reals, typical: float, gamma: float, flat: Reals, prior: Reals) -> Reals:
-    """Weighted posterior medians; `prior` is updated in place."""
+    """Weighted posterior medians, second moments about them; `prior` is updated in place."""
     bins = len(mean)
     likelihood, by_cell = _likelihood(mean, sd, typical), np.empty((CELLS, bins))
     for i in range(CELLS):
@@ -388,10 +432,10 @@ def _weak(mean: Reals, sd: Reals, typical: float, gamma: float, flat: Reals, pri
         for _ in range(_ROUNDS):
             _share(prior, likelihood, by_cell, flat)
     step = _WIDTH * typical
-    counts_for, out = np.empty(CELLS), np.zeros(bins)
+    counts_for, out = np.empty(CELLS), np.zeros((2, bins))
     for i in range(CELLS):
         counts_for[i] = prior[i] / max(i * step, 1.0) ** gamma
-    middle = np.zeros(bins)
+    middle, inside_cell = np.zeros(bins), step * step / 12.0
     for i in range(CELLS):
         for j in range(bins):
             by_cell[i, j] *= counts_for[i]
@@ -403,7 +447,13 @@ def _weak(mean: Reals, sd: Reals, typical: float, gamma: float, flat: Reals, pri
             i += 1
         if i > 0:
             inside = (half - below) / max(by_cell[i, j], 1e-300)
-            out[j] = (i - 0.5 + inside) * step
+            out[0, j] = (i - 0.5 + inside) * step
+        mass = square = 0.0
+        for i in range(CELLS):
+            here = likelihood[j, i] * prior[i]
+            mass += here
+            square += here * ((i * step - out[0, j]) ** 2 + (inside_cell if i > 0 else 0.0))
+        out[1, j] = square / mass
     return out
 
 
@@ -444,7 +494,7 @@ def _share(prior: Reals, likelihood: Reals, by_cell: Reals, flat: Reals) -> None
 def _estimate(
     mean: Reals, variance: Reals, gamma: float, flat: Reals, prior: Reals, out: Reals
 ) -> None:
-    """The numbers to publish; if any bin is weak, `prior` is updated in place.
+    """The numbers to publish, and shrinkage; if any bin is weak, `prior` is updated in place.
 
     Plain loops: what stands for a whole array in a few words takes seconds to compile.
     """
@@ -455,7 +505,8 @@ def _estimate(
         least, above = _LEAST_SD**2, mean[j] if mean[j] >= 1.0 else 1.0
         sd[j] = math.sqrt(variance[j] if variance[j] >= least else least)
         tilted = mean[j] - gamma * variance[j] / above
-        out[j] = tilted if tilted >= 0.0 else 0.0
+        out[0, j] = tilted if tilted >= 0.0 else 0.0
+        out[1, j] = variance[j] + (out[0, j] - mean[j]) ** 2
         if mean[j] < _STRONG * sd[j]:
             weak_sd[weak] = sd[j]
             weak += 1
@@ -467,6 +518,7 @@ def _estimate(
                 within += 1
         medians = _weak(weak_mean[:within], weak_sd[:within], typical, gamma, flat, prior)
         for i in range(within):
-            out[which[i]] = medians[i]
+            out[0, which[i]], out[1, which[i]] = medians[0, i], medians[1, i]
     for j in range(bins):
-        out[j] = np.rint(out[j])
+        out[0, j] = np.rint(out[0, j])
+        out[1, j] /= max(variance[j], _LEAST_SD**2)

@@ -13,8 +13,8 @@ from fractions import Fraction
 from typing import TypeAlias
 
 import numpy as np
+import scipy  # which loads `scipy.optimize` when it is used: a start takes less
 from numpy.typing import NDArray
-from scipy.optimize import brentq, minimize_scalar
 from scipy.special import erfcx, ndtr
 
 from dpstream.errors import InvalidParameter
@@ -151,7 +151,10 @@ def zcdp_delta(*, rho: Number, epsilon: Number) -> float:
         return (2 * less_one + 1) * loss - budget - math.log1p(math.exp(-log_less_one))
 
     low, high = _LOG_ORDER
-    best = high if slope(high) <= 0 else low if slope(low) >= 0 else brentq(slope, low, high)
+    if slope(high) <= 0:
+        best = high
+    else:
+        best = low if slope(low) >= 0 else scipy.optimize.brentq(slope, low, high)
     less_one, order, power = _order(best)
     terms = (less_one * order * loss, -less_one * budget, -math.log(order), -power)
     log_delta = sum(terms) + ROUND * (1 + sum(map(abs, terms)))
@@ -160,7 +163,9 @@ def zcdp_delta(*, rho: Number, epsilon: Number) -> float:
 
 def _best(objective: Callable[[float], float]) -> float:
     """The least value found over all orders; each objective here has a single valley."""
-    best = minimize_scalar(objective, bounds=_LOG_ORDER, method="bounded", options={"xatol": 1e-9})
+    best = scipy.optimize.minimize_scalar(
+        objective, bounds=_LOG_ORDER, method="bounded", options={"xatol": 1e-9}
+    )
     return float(best.fun)
 
 

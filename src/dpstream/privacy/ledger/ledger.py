@@ -19,7 +19,7 @@ import os
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 from functools import partial, wraps
@@ -59,9 +59,11 @@ from dpstream.privacy.ledger.refusals import (
     refuse_void,
 )
 from dpstream.privacy.ledger.store import (
+    LedgerAddress,
     LedgerPlace,
     LedgerStore,
     Overtaken,
+    ServerStore,
     as_ledger_place,
     open_store,
 )
@@ -118,6 +120,8 @@ class Ledger:
         self._runs: dict[str, KnownRun] = {}
         self._lock, self._process = threading.RLock(), this_process.id
         self._broken = False  # a change in memory was cut short: nobody is let in
+        self._moved: Record | None = None  # to where: nothing is charged here any more
+        self._moved_from: list[str] = []  # identities of the ledger that was moved here
         self._depth = 0  # sections of `_locked` that are open
 
     # Books
@@ -205,7 +209,7 @@ class Ledger:
                 )
             if book.terms == terms:
                 return False
-            refuse_too_small(dataset, book.with_budget(terms), self.path)
+            refuse_too_small(dataset, book.with_budget(terms), self.path, had=book.terms)
             self._change({"dataset": dataset, "grown": terms.to_json()}, because, who)
             return True
 
@@ -542,11 +546,11 @@ class Ledger:
             return "" if self._journal is None else self._journal.identity()
 
     def replaces(self, identity: str) -> bool:
-        """Is this the file with that identity, or what compactions have put in its place?"""
+        """Is this the file with that identity, or what compactions or a move have made of it?"""
         if self._journal is None:
             return not identity
         with self._locked():
-            return self._journal.replaces(identity)
+            return self._journal.replaces(identity) or identity in self._moved_from
 
     def head(self) -> tuple[int, str]:
         """Where the file ends now, to recognise it later; (0, "") in memory."""
@@ -590,6 +594,47 @@ class Ledger:
                 raise
             self.path, self._journal = path, file._journal
             self._start_over()
+
+    def move_to(self, place: LedgerAddress, *, because: str, who: str) -> None:
+        """Move a ledger file, as it is, to a server that has none there.
+
+        The file is fenced first: whatever still runs with it is refused at its next step. A kill
+        between the two leaves nothing that can be charged; the same call goes on from there.
+        """
+        _refuse_no_reason("a move", because)
+        journal = self._journal
+        if not isinstance(journal, Journal):
+            raise LedgerError(f"only a ledger file can be moved to a server; got {self.path}")
+        store = place.open()
+        with self._lock, closing(store), journal.locked(), store.locked():
+            self._start_over()
+            try:
+                self._move(journal, store, place, {"because": because, "who": who})
+            finally:
+                self._start_over()
+
+    def _move(
+        self, journal: Journal, store: ServerStore, place: LedgerAddress, said: Record
+    ) -> None:
+        """Fence the file, then fill the server; each part only if it was not done before."""
+        records, there = journal.read_new(), store.read_new()
+        fence = next((record for record in records if "moved" in record), None)
+        if fence is not None and fence["moved"] != str(place):
+            raise LedgerError(f"{self.path} was moved to {fence['moved']} before")
+        came = any(journal.identity() in record.get("identities", []) for record in there)
+        if there and not (fence and came):
+            raise LedgerError(
+                f"{place} is a ledger with records of its own, and two budgets are not one; name "
+                "another (?schema=...)"
+            )
+        lines = journal.read_lines()
+        if fence is None:
+            self._append({"moved": str(place), **said})
+        else:
+            lines = lines[: records.index(fence) - len(records)]
+        if not there:
+            known = {"moved_from": str(journal.place), "identities": journal.identities}
+            store.fill(lines, known | said | {"at": _now()})
 
     def repair(self, *, because: str) -> None:
         """Take the file as it is although its head is lost, or says that it held more.
@@ -664,11 +709,15 @@ class Ledger:
             self._depth += 1
             try:
                 if self._journal is not None and not self._journal.head()[0]:  # nothing is read yet
-                    self._books.clear()
-                    self._shares.clear()
-                    self._runs.clear()
+                    self._forget()
                 for record in self._journal.read_new() if self._journal else ():
                     self._apply(record)
+                if self._moved is not None:
+                    raise LedgerError(
+                        f"{self.path} was moved to {self._moved['moved']} ({self._moved['at']}, by "
+                        f"{self._moved['who']}: {self._moved['because']}); name that one: nothing "
+                        "is charged here any more"
+                    )
                 yield
             except _REFUSALS:
                 raise
@@ -684,10 +733,14 @@ class Ledger:
     def _start_over(self) -> None:
         """Drop what is in memory, to read the file from its first record."""
         assert self._journal is not None
+        self._forget()
+        self._journal.rewind()
+
+    def _forget(self) -> None:
         self._books.clear()
         self._shares.clear()
         self._runs.clear()
-        self._journal.rewind()
+        self._moved, self._moved_from = None, []
 
     def _apply(self, record: Record) -> None:
         """Make in memory the change that a record of the file stands for."""
@@ -698,6 +751,10 @@ class Ledger:
             self._books.setdefault(record["book"], book)
         elif "grown" in record or "allowed" in record or "learned" in record:
             self._apply_change(record)
+        elif "moved" in record:
+            self._moved = record
+        elif "moved_from" in record:
+            self._moved_from = record["identities"]
         elif is_about_run(record):
             run = record["run"]
             self._runs.setdefault(run, KnownRun()).apply(record)

@@ -162,14 +162,24 @@ def refuse_overspend(
     )
 
 
-def refuse_too_small(dataset: str, book: Book, path: LedgerPlace | None = None) -> None:
-    """Refuse a budget that is smaller than what was spent; the book has it already."""
+def _with_epsilon(terms: Terms, amount: Fraction) -> str:
+    """An amount as the book counts it, and as epsilon where that is something else."""
+    counted, epsilon = f"{terms.measure} = {show(amount)}", as_epsilon(terms, amount)
+    if terms.measure == "epsilon" or epsilon is None:
+        return counted
+    return f"epsilon = {_short(epsilon)} ({counted})"
+
+
+def refuse_too_small(
+    dataset: str, book: Book, path: LedgerPlace | None = None, *, had: Terms
+) -> None:
+    """Refuse a budget that is smaller than what was spent; the book has it, and `had` another."""
     terms, account, which = book.terms, book.account, book_in_words(dataset, path)
     if account.most > account.total:
         raise BudgetExceeded(
-            f"{which}: {terms.measure} = {show(Fraction(account.most, GRID))} is spent already, "
-            f"and the new budget is {show(terms.total)}; a book cannot be made smaller than what "
-            "is spent"
+            f"{which}: {_with_epsilon(had, Fraction(account.most, GRID))} is spent already, and "
+            f"the new budget is {_with_epsilon(terms, terms.total)}; a book cannot be made smaller "
+            "than what is spent"
         )
     dated = account.periods.worst()
     tail = account.delta_slack + dated.delta_slack

@@ -79,6 +79,13 @@ class LedgerStore(Protocol):
         """Let it go."""
 
 
+class ServerStore(LedgerStore, Protocol):
+    """A ledger on a server, to which one in a file may be moved."""
+
+    def fill(self, lines: list[tuple[int, str]], record: Record) -> None:
+        """Take the lines of another ledger as they are, and a record behind them."""
+
+
 class LedgerPlace(Protocol):
     """A `Path` to a ledger file, or a `LedgerAddress`."""
 
@@ -131,9 +138,9 @@ class LedgerAddress:
 
     __repr__ = __str__
 
-    def open(self) -> LedgerStore:
+    def open(self) -> ServerStore:
         """The ledger, made if there is none."""
-        store: LedgerStore = self._module().open_store(self)
+        store: ServerStore = self._module().open_store(self)
         return store
 
     def exists(self) -> bool:

@@ -41,6 +41,7 @@ from dpstream.privacy.state.run_directory import (
     adopt,
     ledger_place,
     read_about,
+    refuse_restore,
     restore_run,
     wrapping_path,
 )
@@ -348,6 +349,8 @@ class Restoration:
                     undo.callback(_remove_ledger, place)  # a refused restore leaves nothing
             for name, book in runs.items():  # before any of them is fenced
                 self._refuse_unsafe(staging / name, folder / name, books[book])
+                with closing(Ledger(books[book])) as ledger:
+                    refuse_restore(staging / name, ledger=ledger)
             restored = {n: self._run(staging / n, folder / n, books[b]) for n, b in runs.items()}
             if facts["secret"] and not secret_path(folder).exists():
                 _copy(content / "secret", secret_path(folder))
@@ -367,14 +370,14 @@ class Restoration:
         place = folder / name.removeprefix("state/") if name.startswith("state/") else Path(book)
         kept = self.ledger.resolve() if isinstance(self.ledger, Path) else self.ledger
         if kept is not None and kept != place:
+            if not isinstance(kept, Path):
+                return kept
             if name.startswith("state/"):
                 raise StateError(
                     f"the ledger of this state lies in its directory: put the one that was kept "
                     f"there, mkdir -p {place.parent}; mv {self.ledger} {self.ledger}.head "
                     f"{place.parent}/, and restore without --ledger"
                 )
-            if not isinstance(kept, Path):
-                return kept
             place = kept
         if not place.exists() and not self.nothing_since:
             raise StateError(

@@ -227,11 +227,13 @@ class Journal:
             batch.insert(0, {"dpstream": self.kind, "format": FORMAT})
             if self._head is not None and self._head.read() is None:
                 self._head.begin()  # before the file: one that holds anything always has a head
-        if self._has_grown():
+        tail = self._read(self._end())
+        if tail and (b"\n" in tail or _is_record(self._tag, tail)):
             raise self._error(f"{self.path} grew since it was read; read it before appending")
         data, tag = to_lines(self._tag, batch)
         place, written = self._offset - self._shift, 0
-        os.ftruncate(self._fd, place)  # cut a torn tail
+        if tail:
+            os.ftruncate(self._fd, place)  # it is torn
         while written < len(data):
             written += os.pwrite(self._fd, data[written:], place + written)
         os.fsync(self._fd)
@@ -247,6 +249,17 @@ class Journal:
         self.rewind()
         try:
             return self.read_new()
+        finally:
+            self._offset, self._tag = kept
+
+    def read_lines(self) -> list[tuple[int, str]]:
+        """Every line as it stands, with the offset at which it begins."""
+        kept = self._offset, self._tag
+        self.rewind()
+        try:
+            *_, ends, _ = self._parse(self._end())
+            lines = self._read(ends[-1][0]).decode().splitlines()
+            return [(0, lines[0]), *zip((end for end, _ in ends[1:]), lines[1:], strict=False)]
         finally:
             self._offset, self._tag = kept
 
@@ -377,9 +390,14 @@ class Journal:
         """Which file this is on this machine: a copy has another identity."""
         return file_identity(self._fd)
 
+    @property
+    def identities(self) -> list[str]:
+        """That of this file, and of those that compactions have put it in the place of."""
+        return [*self._was, self.identity()]
+
     def replaces(self, identity: str) -> bool:
         """Is this the file with that identity, or what compactions have put in its place?"""
-        return identity == self.identity() or identity in self._was
+        return identity in self.identities
 
     def close(self) -> None:
         """Release the file and its lock."""
@@ -486,11 +504,6 @@ class Journal:
                 "one of the two was exchanged, and records may be lost; restore both, or take the "
                 f"{self.kind} as it is: {remedy}"
             )
-
-    def _has_grown(self) -> bool:
-        """Is there more than a torn tail after what was read?"""
-        tail = self._read(self._end())
-        return b"\n" in tail or _is_record(self._tag, tail)
 
     def _damaged(self, offset: int) -> DpstreamError:
         if not offset:

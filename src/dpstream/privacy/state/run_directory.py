@@ -354,8 +354,18 @@ def open_run(folder: Path, *, about: About, secret: Secret, ledger: Ledger) -> R
             epoch_before=known.epoch,
         )
         _compare(directory)
+        if str(ledger.place) != str(about["ledger place"]) and ledger.identity() != about["ledger"]:
+            _follow_ledger(directory)
         undo.pop_all()
     return directory
+
+
+def _follow_ledger(directory: RunDirectory) -> None:
+    """Note where the ledger is since it was moved to a server, for all that look for it."""
+    ledger, own = directory.ledger, _is_own(directory.folder, directory.ledger)
+    where = {"own ledger": own, "ledger place": str(ledger.place), "ledger": ledger.identity()}
+    directory.about = directory.about | where
+    write_packed(directory.folder / "run.dps", directory.about, kind="run")
 
 
 def keep_book(ledger: Ledger, folder: Path) -> None:
@@ -509,6 +519,18 @@ class RestoredRun:
     """Windows that were over since the backup: published to their ends, and not again."""
     lost: tuple[int, ...]
     """Windows whose keys were made since the backup: nothing more is published of them."""
+
+
+def refuse_restore(folder: Path, *, ledger: Ledger) -> None:
+    """Refuse an older copy of a directory that could not go on; nothing is changed."""
+    about = read_about(folder)
+    if about is None:
+        raise StateError(f"{folder} holds no run; name the directory that has its run.dps")
+    nothing, run = Secret(bytes(32)), about["run"].hex()
+    with closing(InputLog(folder / about["log"], run=about["run"])) as log:
+        directory = RunDirectory(folder=folder, about=about, secret=nothing, ledger=ledger, log=log)
+        _compare(directory, older=True)
+        _missing_steps(directory, *ledger.steps_of(run), reached=ledger.known(run).reached)
 
 
 def restore_run(
@@ -674,6 +696,23 @@ def _take_from_ledger(
     directory: RunDirectory, digests: dict[int, str], positions: dict[int, Any], *, reached: int
 ) -> None:
     """Give the log the steps that it lacks; refuse what differs, and what cannot be read again."""
+    log, missing = directory.log, _missing_steps(directory, digests, positions, reached=reached)
+    taken = [bytes.fromhex(digests[step]) for step in missing]
+    if not _is_live(log, positions):
+        log.record(log.last + 1, taken)
+        return
+    for step, one in zip(missing, taken, strict=True):
+        log.record(step, [one], positions=positions[step])
+
+
+def _is_live(log: InputLog, positions: dict[int, Any]) -> bool:
+    return log.last in log.positions or bool(positions)
+
+
+def _missing_steps(
+    directory: RunDirectory, digests: dict[int, str], positions: dict[int, Any], *, reached: int
+) -> range:
+    """The steps that the log lacks; refuse what differs, and what cannot be read again."""
     folder, log = directory.folder, directory.log
     other = f"{folder} is not the state that {directory.ledger.path} has seen of its run"
     for step, digest in digests.items():
@@ -681,7 +720,7 @@ def _take_from_ledger(
         if logged is not None and logged.hex() != digest:
             raise StateError(f"{other}: step {step} has read something else; {ANEW}")
     missing = range(log.last + 1, reached + 1)
-    live = log.last in log.positions or bool(positions)
+    live = _is_live(log, positions)
     unknown = [s for s in missing if s not in digests or (live and s not in positions)]
     if unknown:
         raise StateError(
@@ -689,9 +728,4 @@ def _take_from_ledger(
             f"published since, and what {len(unknown)} of them have read is not known (the first: "
             f"step {unknown[0]}); restore it; or, if units have periods, {NEXT}; or {ANEW}"
         )
-    taken = [bytes.fromhex(digests[step]) for step in missing]
-    if not live:
-        log.record(log.last + 1, taken)
-        return
-    for step, one in zip(missing, taken, strict=True):
-        log.record(step, [one], positions=positions[step])
+    return missing

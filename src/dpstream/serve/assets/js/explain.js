@@ -2,6 +2,15 @@
 import { byId, make } from "./dom.js";
 import { margin, number, parameter } from "./format.js";
 
+/** What is known of the rows that the bounds leave out. */
+const DROPPED = {
+  measured: [
+    "How many rows the bounds leave out is measured, with noise, at every release, for all keys together. One key may lose more, or nothing: where a query asks for a confidence, “high_all” says how large a number of all rows may be, if no key loses more than three times the share that all lose together.",
+  ],
+  "not measured": ["How many rows the bounds leave out is not measured: the query says report_bias = false."],
+  none: ["The bounds of this query leave nothing out."],
+};
+
 let shown = "";
 
 /** Explain a query; nothing is redrawn while it stays the same. */
@@ -17,14 +26,17 @@ export function showExplain(query) {
   part(
     "± and the bands",
     paragraph(
-      "Random noise of a known size is added to every number before it is published. The exact number lies within ± the margin about 19 times out of 20. The margin says how large the noise is; it does not cover rows that the query’s bounds leave out.",
+      "Random noise of a known size is added to every number before it is published. Of the rows that are counted, the exact number lies within ± the margin about 19 times out of 20. The margin says how large the noise is; it does not cover rows that the query’s bounds leave out, nor what is cut off values beyond their limits.",
     ),
+    ...(DROPPED[query.dropped_rows] ?? []).map((words) => paragraph(words)),
   );
+  if (query.margins === false)
+    part("No margins", paragraph(`${query.mechanism} publishes no margin: how far its numbers are off depends on the data.`));
   if (query.mechanism)
     part(
       "Held values",
       paragraph(
-        "Where a number is marked “held” it repeats an older release, to save budget. The stream may have moved since: the margin knows nothing of that.",
+        "Where a number is marked “held” it repeats an older release, to save budget. The stream may have moved since: the margin of pacer grows with that, those of others know nothing of it.",
       ),
     );
   if (said && typeof said === "object") {

@@ -1,6 +1,6 @@
 // The page's head: which query, what it says in one line, which of its numbers.
 import { byId, make, reconcile, write } from "./dom.js";
-import { BAND, listed, margin, moment, number, parameter } from "./format.js";
+import { BAND, listed, margin, moment, number, parameter, percent } from "./format.js";
 
 /** The list of queries; one alone needs no list. */
 export function showQueries(queries, chosen, onChoose) {
@@ -56,7 +56,17 @@ export function showHead(query, page, measure) {
   const over = query.refused ? " No more will come: the privacy budget of this query is used up." : "";
   write(byId("summary"), `${what}${often}. ${release}${over}${unit}${much}`);
   write(byId("keys-title"), `Top keys by ${measure}`);
+  write(byId("kept-note"), notCounted(query, page));
   showNumbers(query, page);
+}
+
+/** What stands beside the legend of the band: how much it says nothing of. */
+export function notCounted(query, page) {
+  if (query.dropped_rows === "not measured") return "; how many rows are not counted is not measured";
+  if (query.dropped_rows !== "measured") return "";
+  const share = page.kept_share;
+  if (share === null || share === undefined) return "; too few rows to say how many are not counted";
+  return `; about ${percent(1 - share)} of the rows are not counted`;
 }
 
 /** Before the first release, or instead of it. */

@@ -1,0 +1,144 @@
+"""Tell a level that has shifted from a one-step spike, and count how often either happens.
+
+Guarantee: post-processing; only released values are read.
+
+A release that most of a bin's models find beyond five deviations is a jump. From one release it
+cannot be told whether the level has shifted or the count was a spike, so both are kept until the
+next release of that bin: the bank that has learnt the release, and the bank of before. The next
+release decides by its density under either, and by what earlier jumps of the bin turned out to be.
+A spike is forgotten. Where more than a tenth of the releases would be, it is no outlier: the models
+have to learn it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpstream.mechanisms.w_event.pacer_models import (
+    Bank,
+    Belief,
+    Later,
+    Models,
+    later,
+    learn,
+)
+from dpstream.privacy.state.serial import storable
+from dpstream.records import Integers, Reals
+
+SPIKE, SHIFT, SQUARE = 0, 1, 2
+
+_MOST = 0.5  # weight of surprised models from which a release is a jump
+_MEMORY = 50.0  # releases after which an earlier jump counts for a third
+_OFTEN = 5.0  # spikes within the memory from which they are no outliers
+_WINDOWS = 4.0  # windows that the costs of jumps are remembered for
+
+
+@storable("pacer jumps")
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Jumps:
+    """What jumps of each bin have been, and the bins whose last release was one."""
+
+    counts: Reals  # spikes, shifts x bins: how many, fading; from 1 each
+    sizes: Reals  # sums of sizes, and of squared shifts x bins: fading
+    steps: float  # that they were seen in, fading
+    bins: Integers  # whose newest release was a jump
+    before: Bank | None = None  # of these bins, without that release
+
+
+def no_jumps(bins: int, window: int) -> Jumps:
+    """Before the first release: half of the jumps are thought to be spikes."""
+    return Jumps(
+        counts=np.ones((2, bins)),
+        sizes=np.zeros((3, bins)),
+        steps=float(window),
+        bins=np.zeros(0, np.int64),
+    )
+
+
+def learn_jumps(
+    jumps: Jumps, bank: Bank, z: Reals, scale: float, gap: int, grid: Models, window: int
+) -> tuple[Jumps, Bank, Belief]:
+    """After another release, `gap` steps later: `learn`, with jumps decided and found."""
+    new, belief = learn(bank, z, scale, gap, grid)
+    fade, fade_steps = math.exp(-1.0 / _MEMORY), math.exp(-gap / (_WINDOWS * window))
+    counts, sizes = 1.0 + fade * (jumps.counts - 1.0), fade_steps * jumps.sizes
+    bins, before = jumps.bins, jumps.before
+    if before is not None:
+        old, old_belief = learn(before, z[bins], scale, gap, grid, bins=len(z))
+        odds = np.log(counts[:, bins])
+        spike = old_belief.evidence + odds[SPIKE] > belief.evidence[bins] + odds[SHIFT]
+        size = np.abs(bank.level[bins] - before.level)
+        kind = np.where(spike, SPIKE, SHIFT)
+        counts[kind, bins] += 1.0
+        sizes[kind, bins] += size
+        sizes[SQUARE, bins] += np.where(spike, 0.0, size**2)
+        bank = _copy(bank)
+        for here, there in ((new, old), (bank, before), (belief, old_belief)):
+            _put(here, bins[spike], there, spike)
+    steps = fade_steps * jumps.steps + gap
+    found = np.flatnonzero(belief.surprised > _MOST)
+    if len(found):
+        found = found[counts[SPIKE, found] < 1.0 + _OFTEN]
+    before = None
+    if len(found):
+        before = Bank(
+            weight=bank.weight[found],
+            mean=bank.mean[found],
+            variance=bank.variance[found] + grid.drift * gap,
+            level=bank.level[found],
+            pool=bank.pool,
+        )
+    jumps = Jumps(counts=counts, sizes=sizes, steps=steps, bins=found, before=before)
+    return jumps, new, belief
+
+
+def hold(jumps: Jumps, shifted: Later, after: float, grid: Models, gamma: float) -> Later:
+    """What to hold until the next release, `shifted` being what follows if no jump was a spike.
+
+    Of the two levels the one with the least expected |error| / level^gamma is held. The variance is
+    that of the true count around it, whichever of the two is true; with every step it grows by what
+    shifts have been like. Spikes to come are left out: they are rare, and would be all of it.
+    """
+    shifted.growth[:] += jumps.sizes[SQUARE] / jumps.steps
+    if jumps.before is None:
+        return shifted
+    bins, back = jumps.bins, later(jumps.before, after, grid)
+    back.growth[:] += jumps.sizes[SQUARE, bins] / jumps.steps
+    here = Later(*(row[bins] for row in shifted))
+    spike = jumps.counts[SPIKE, bins] / jumps.counts[:, bins].sum(axis=0)
+    shift = 1.0 - spike
+    low, high = (np.maximum(each.level, 1.0) ** gamma for each in (back, here))
+    chosen = spike * high >= shift * low
+    missed = np.where(chosen, shift, spike) * (here.level - back.level) ** 2
+    rows = (
+        np.where(chosen, back.level, here.level),
+        np.where(chosen, back.typical, here.typical),
+        spike * back.variance + shift * here.variance + missed,
+        spike * back.growth + shift * here.growth,
+    )
+    for row, found in zip(shifted, rows, strict=True):
+        row[bins] = found
+    return shifted
+
+
+def _copy(bank: Bank) -> Bank:
+    return replace(
+        bank,
+        weight=bank.weight.copy(),
+        mean=bank.mean.copy(),
+        variance=bank.variance.copy(),
+        level=bank.level.copy(),
+    )
+
+
+def _put(
+    here: Bank | Belief, bins: Integers, there: Bank | Belief, which: NDArray[np.bool_]
+) -> None:
+    """Rows of `there` into `here`."""
+    for name, values in vars(there).items():
+        if name != "pool":
+            getattr(here, name)[bins] = values[which]

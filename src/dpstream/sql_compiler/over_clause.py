@@ -1,0 +1,152 @@
+"""OVER: ranks, totals, shares and neighbours of the rows of one release, which are noisy.
+
+It is post-processing of what is published, so it costs nothing; a row expression never has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from sqlglot import exp
+
+from dpstream.errors import InvalidInput
+from dpstream.records import Integers
+from dpstream.sql_compiler.sql_values import Value, as_float
+from dpstream.sql_compiler.statement import Over, canonical, parse
+
+_RANKS = ("ROW_NUMBER", "RANK", "DENSE_RANK")
+_NEIGHBOURS = {"LAG": -1, "LEAD": 1}
+_TOTALS = ("SUM", "AVG", "MIN", "MAX", "RATIO_TO_REPORT")
+FUNCTIONS = (*_RANKS, *_NEIGHBOURS, *_TOTALS)
+"""Functions that OVER knows."""
+Order: TypeAlias = tuple[Value, bool, bool]
+"""A column, is it descending, do NULLs come first?"""
+_ACCUMULATE: dict[str, Callable[..., Any]] = {
+    "MIN": np.fmin.accumulate,
+    "MAX": np.fmax.accumulate,
+}
+
+
+def over(
+    name: str, value: Value | None, places: int, parts: Sequence[Value], order: Sequence[Order]
+) -> pa.Array:
+    """What a function gives each row; `value` is its argument, `places` how far LAG looks."""
+    given = [*([] if value is None else [value]), *parts, *(column for column, _, _ in order)]
+    sizes = [len(column) for column in given if not isinstance(column, pa.Scalar)]
+    if not sizes:
+        raise InvalidInput(f"{name} OVER looks at no column; name one")
+    size = sizes[0]
+    value, *columns = (
+        pa.repeat(column, size) if isinstance(column, pa.Scalar) else column
+        for column in [pa.nulls(size, pa.float64()) if value is None else value, *parts]
+    )
+    sorts = [
+        (pa.repeat(c, size) if isinstance(c, pa.Scalar) else c, down, first)
+        for c, down, first in order
+    ]
+    rows: Integers = np.arange(size)
+    for column, down, nulls_first in reversed(sorts):
+        indices = pc.array_sort_indices(
+            column.take(pa.array(rows)),
+            order="descending" if down else "ascending",
+            null_placement="at_start" if nulls_first else "at_end",
+        )
+        rows = rows[indices.to_numpy()]
+    groups, peers = _codes(columns, size), _codes([column for column, _, _ in sorts], size)
+    rows = rows[np.argsort(groups[rows], kind="stable")]
+    borders = np.flatnonzero(np.diff(groups[rows])) + 1
+    found: Any = np.zeros(size, np.int64 if name in (*_RANKS, *_NEIGHBOURS) else np.float64)
+    numbers = None
+    if name in _TOTALS:
+        numbers = np.asarray(pc.fill_null(as_float(value), np.nan), np.float64)
+    for part in np.split(rows, borders) if size else ():
+        found[part] = (
+            _places(name, places, part, peers)
+            if numbers is None
+            else _total(name, numbers[part], peers[part], ordered=bool(sorts))
+        )
+    if name in _NEIGHBOURS:
+        return value.take(pa.array(found, mask=found < 0))
+    if numbers is None:
+        return pa.array(found)
+    return pa.array(found, mask=~np.isfinite(found))
+
+
+def _codes(columns: Sequence[pa.Array], size: int) -> Integers:
+    """A number for each row, the same for rows that are equal in every column."""
+    codes: Integers = np.zeros(size, np.int64)
+    for column in columns:
+        encoded = column.dictionary_encode(null_encoding="encode").indices
+        both = np.stack([codes, np.asarray(encoded, np.int64)], axis=1)
+        codes = np.unique(both, axis=0, return_inverse=True)[1].reshape(-1)
+    return codes
+
+
+def _places(name: str, places: int, part: Integers, peers: Integers) -> Integers:
+    """Ranks of the rows of a part, or the rows that LAG and LEAD take; -1: none."""
+    at = np.arange(len(part))
+    if name in _NEIGHBOURS:
+        other = at + _NEIGHBOURS[name] * places
+        inside = (other >= 0) & (other < len(part))
+        return np.where(inside, part[np.clip(other, 0, len(part) - 1)], -1)
+    if name == "ROW_NUMBER":
+        return at + 1
+    begins = np.append(True, np.diff(peers[part]) != 0)
+    if name == "DENSE_RANK":
+        return np.cumsum(begins)
+    return np.maximum.accumulate(np.where(begins, at, 0)) + 1
+
+
+def _total(name: str, numbers: Any, peers: Integers, *, ordered: bool) -> Any:
+    """Of all rows of a part, or with an order of those up to each row and its peers."""
+    known, none = np.nan_to_num(numbers), np.isnan(numbers)
+    if name == "RATIO_TO_REPORT":
+        with np.errstate(all="ignore"):
+            return numbers / known.sum()
+    if name in _ACCUMULATE:
+        running = _ACCUMULATE[name](numbers)
+    else:
+        counts = np.cumsum(~none)
+        with np.errstate(all="ignore"):
+            running = np.cumsum(known) / (counts if name == "AVG" else (counts > 0))
+    if not ordered:
+        return np.full(len(numbers), running[-1])
+    ends = np.append(np.flatnonzero(np.diff(peers)), len(numbers) - 1)
+    return running[ends[np.searchsorted(ends, np.arange(len(numbers)))]]
+
+
+def error_bar(node: exp.Expr, aggregates: Sequence[str], keys: Sequence[str]) -> exp.Expr | None:
+    """The standard deviation of a total or a share of an aggregate, in SQL; None: no honest one.
+
+    Noises of different groups are independent. Which rows are added must not depend on them, so an
+    order by noisy values leaves none. Of a share it is to first order, and NULL where the total may
+    be 0.
+    """
+    node = node.unnest()
+    sorts = node.args.get("order") or []
+    parts = node.args.get("parts") or []
+    if any(
+        column.name not in keys for term in [*sorts, *parts] for column in term.find_all(exp.Column)
+    ):
+        return None
+    column = node.expressions[0] if isinstance(node, Over) and node.expressions else None
+    if not isinstance(column, exp.Column) or column.name not in aggregates:
+        return None
+    spec = canonical(Over(this="X", parts=node.args.get("parts"), order=node.args.get("order")))
+    spec = spec.partition(" OVER ")[2]
+    value, stddev = canonical(column), canonical(exp.column(f"{column.name}_stddev", quoted=True))
+    variance = f"SUM({stddev} * {stddev}) OVER {spec}"
+    if node.this == "SUM":
+        text = f"SQRT({variance})"
+    elif node.this == "RATIO_TO_REPORT":
+        total, share = f"SUM({value}) OVER {spec}", canonical(node)
+        spread = f"(1 - 2 * {share}) * {stddev} * {stddev} + {share} * {share} * {variance}"
+        text = f"IF(ABS({total}) >= 2 * SQRT({variance}), SQRT({spread}) / ABS({total}), NULL)"
+    else:
+        return None
+    bar: exp.Expr = parse(f"SELECT {text}").tree.expressions[0]
+    return bar
