@@ -23,6 +23,7 @@ from dpstream.query.aggregates import (
     all_measures,
     measures_by_name,
 )
+from dpstream.query.public_tables import NeedsTables
 from dpstream.query.row_spec import Finish, Prepare, RowSpec
 from dpstream.query.windows import Duration, Instant, Tumble
 
@@ -344,7 +345,8 @@ class Query(RowSpec, identity="query", keys=_KEYS):
         Further rows of a unit in a group are nothing to COUNT(DISTINCT unit).
         """
         groups = self.public_groups
-        most = None if groups is None or self.window is not None else len(groups)
+        untold = groups is None or isinstance(groups, NeedsTables)
+        most = None if untold or self.window is not None else len(groups or ())
         fits = most is not None and most <= self.bounds.groups and self.bounds.rows_per_group == 1
         return not (self.counts_units and fits)
 

@@ -218,8 +218,8 @@ def _columns_in_words(relation: Relation) -> str:
 def select_of_table(draft: Draft, select: exp.Expr) -> Relation:
     """A SELECT over one table that is read whole, as a relation."""
     relation = _subquery(draft, select, {})
-    if relation.joins or relation.unnests:
-        raise draft.refusal(select, "it joins tables or lists", "select from one table")
+    if relation.joins or relation.unnests or relation.union:
+        raise draft.refusal(select, "it reads more than a table", "select from one table")
     return relation
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from sqlglot import exp
 
-from dpstream.sql_compiler.statement import Draft, Relation, canonical, present_args
+from dpstream.sql_compiler.statement import Draft, Item, Relation, canonical, present_args
 
 Substitute = Callable[[Draft, exp.Expr, Relation], exp.Expr]
 _WHY = "a join lets one unit's rows meet another's, so a unit's part has no bound"
@@ -55,8 +55,8 @@ def add_join(
         raise draft.refusal(node, "a table is joined to items of a list", "write UNNEST last")
     if right.without:
         raise draft.refusal(node, "EXCEPT is not known in a joined table", "name its columns")
-    if right.joins or right.window is not None:
-        raise draft.refusal(node, "the joined table is itself joined", "join tables one by one")
+    if right.joins or right.window is not None or right.union:
+        raise draft.refusal(node, "the joined table is more than a table", "join tables one by one")
     alias = next(iter(right.names), "")
     taken = {relation.table, *(join.alias for join in relation.joins)}
     if not alias or alias in taken:
@@ -79,6 +79,8 @@ def add_join(
         clause.pairs.append(_pair(draft, relation, equal, alias, right, substitute))
     if not relation.joins:  # all that is there is the stream's
         clause.pairs = [(_of_stream(draft, left, relation), name) for left, name in clause.pairs]
+    if any(left.find(Item) for left, _ in clause.pairs):
+        raise draft.refusal(node, "items of UNNEST are made after joins", "join by columns of rows")
     relation.joins.append(clause)
     relation.names = {*relation.names, alias}
 
