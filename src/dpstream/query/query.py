@@ -227,7 +227,7 @@ class Query(RowSpec, identity="query", keys=_KEYS):
 
         Proof: `docs/soundness/latched.md`.
         """
-        if self.public_groups is None:
+        if self.public_groups is None or isinstance(self.public_groups, NeedsTables):
             return None
         fixed = self.starting(0)  # a live query begins with a whole window, whenever that is
         windows = fixed.schedule.windows_of_a_period(fixed.periods)

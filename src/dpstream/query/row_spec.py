@@ -126,11 +126,11 @@ class RowSpec(Identified, identity=None, keys=_KEYS):
         put = partial(object.__setattr__, self)
         put("keys", _column_names(self.keys))
         put("public_groups", _one_tuple_per_group(self.keys, self.public_groups))
-        self._check_names()
         time_zone(self.time_zone)
         for name, time in self._understood_times():
             put(name, time)
         self._check_times()
+        self._check_names()
         put("max_key_bytes", whole(self.max_key_bytes, "max_key_bytes", at_least=1))
         put("column_types", declared_types(self.column_types))
         for name in self.declared:
