@@ -82,6 +82,11 @@ class PacerState:
     prior: Reals = field(default_factory=flat_prior)
     held_prior: Reals = field(default_factory=flat_prior)
 
+    @cached_property
+    def factor(self) -> Reals:
+        """What the variance is multiplied by."""
+        return np.exp(self.widening)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Pacer(HistogramMechanism, identity="pacer", keys="gamma"):
@@ -123,6 +128,11 @@ class Pacer(HistogramMechanism, identity="pacer", keys="gamma"):
         """The smallest budget: epsilon / 2^40."""
         return on_grid(self.budget / SHARES)
 
+    @cached_property
+    def _floats(self) -> tuple[float, float]:
+        """Epsilon and gamma, for all that is computed from releases."""
+        return float(self.budget), float(self.gamma)
+
     def start(self) -> PacerState:
         """Nothing is known: begin with small, quick publications."""
         return PacerState(count=min(_PROBE, self.window))
@@ -140,7 +150,7 @@ class Pacer(HistogramMechanism, identity="pacer", keys="gamma"):
             return state, [release]
         assert state.held is not None
         since = float(spend.step - int(state.steps[-1]))
-        stddev = np.sqrt(np.exp(state.widening) * (state.variance + state.growth * since))
+        stddev = deviations(state.factor, state.variance, state.growth, since)
         release = Release(step=spend.step, values=state.held, paid=False, held=True, stddev=stddev)
         return state, [release]
 
@@ -161,7 +171,8 @@ class Pacer(HistogramMechanism, identity="pacer", keys="gamma"):
         self, state: PacerState, z: Reals, shares: int, scale: float, now: int
     ) -> tuple[PacerState, Release]:
         """All that follows from a release: beliefs, pace, estimates."""
-        grid = models(float(self.budget), self.window, thin=len(z) > FULL_BINS)
+        epsilon, gamma = self._floats
+        grid = models(epsilon, self.window, thin=len(z) > FULL_BINS)
         if state.bank is None:
             bank, belief = first_belief(z, scale, grid)
             jumps, widening = no_jumps(len(z), self.window), np.full(len(z), _UNSURE)
@@ -169,13 +180,20 @@ class Pacer(HistogramMechanism, identity="pacer", keys="gamma"):
             assert state.jumps is not None
             assert state.held is not None
             gap = now - int(state.steps[-1])
-            expected = state.variance + state.growth * float(gap)
-            widening = widen(state.widening, z - state.held, expected, 2.0 * scale * scale)
+            widening = widen(
+                state.widening,
+                state.factor,
+                state.variance,
+                state.growth,
+                float(gap),
+                state.held,
+                z,
+                2.0 * scale * scale,
+            )
             jumps, bank, belief = learn_jumps(
                 state.jumps, state.bank, z, scale, gap, grid, self.window
             )
         count, due, probing = self._choose_pace(state, bank, belief, jumps, scale, grid, now)
-        gamma = float(self.gamma)
         until = hold(jumps, later(bank, 0.5 * (due - now), grid), 0.5 * (due - now), grid, gamma)
         values, prior, shrunk = estimate(
             belief.count, belief.typical_variance, state.prior, gamma=gamma
@@ -183,13 +201,14 @@ class Pacer(HistogramMechanism, identity="pacer", keys="gamma"):
         held, held_prior, held_shrunk = estimate(
             until.level, until.typical, state.held_prior, gamma=gamma
         )
-        inside = state.steps > now - self.window + 1  # the window of the next step
+        # those of the window of the next step
+        steps, paid = spent(state.steps, state.shares, now - self.window + 2, now, shares)
         state = PacerState(
             count=count,
             due=due,
             probing=probing,
-            steps=np.append(state.steps[inside], now),
-            shares=np.append(state.shares[inside], shares),
+            steps=steps,
+            shares=paid,
             bank=bank,
             jumps=jumps,
             held=held,
@@ -213,9 +232,14 @@ class Pacer(HistogramMechanism, identity="pacer", keys="gamma"):
         now: int,
     ) -> tuple[int, int, bool]:
         """Probe with twice the budget at once, or settle for a pace: its count, when next."""
-        log_error = log_errors(float(self.budget), self.window, grid)
+        log_error = log_errors(self._floats[0], self.window, grid)
         position = best(
-            bank.weight, bank.level, log_error, jumps.sizes / jumps.steps, intervals(self.window)
+            bank.weight,
+            bank.level,
+            log_error,
+            jumps.sizes,
+            jumps.steps,
+            intervals(self.window),
         )
         if state.probing:
             clear = float(np.maximum(belief.count, 0.0).mean()) >= _CLEAR * scale
@@ -227,17 +251,38 @@ class Pacer(HistogramMechanism, identity="pacer", keys="gamma"):
         return count, now + interval(self.window, count), False
 
 
-def widen(widening: Reals, away: Reals, variance: Reals, noise: float) -> Reals:
+@njit(cache=True, nogil=True, error_model="numpy")
+def deviations(factor: Reals, variance: Reals, growth: Reals, since: float) -> Reals:
+    """Of held counts, so many steps after the release."""
+    out = np.empty(len(factor))
+    for j in range(len(factor)):
+        out[j] = math.sqrt(factor[j] * (variance[j] + growth[j] * since))
+    return out
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def widen(
+    widening: Reals,
+    factor: Reals,
+    variance: Reals,
+    growth: Reals,
+    since: float,
+    held: Reals,
+    z: Reals,
+    noise: float,
+) -> Reals:
     """The log of a factor for the variance of held counts, such that most releases were within.
 
-    `away`: a release less what was held until then. A miss of two deviations widens, a hit narrows
-    a little, so that in the long run about _MISSES of them miss: Gibbs, Candès, "Adaptive Conformal
-    Inference Under Distribution Shift", 2021. The models' own variance is never made smaller.
+    A miss of two deviations widens, a hit narrows a little, so that in the long run about _MISSES
+    of them miss: Gibbs, Candès, "Adaptive Conformal Inference Under Distribution Shift", 2021. The
+    models' own variance is never made smaller.
     """
-    missed = away * away > 4.0 * (np.exp(widening) * variance + noise)
-    wider: Reals = np.maximum(widening + _WIDENING * (missed - _MISSES), 0.0)
-    bounded: Reals = np.minimum(wider, _WIDEST)
-    return bounded
+    out = np.empty(len(z))
+    for j in range(len(z)):
+        away, expected = z[j] - held[j], factor[j] * (variance[j] + growth[j] * since)
+        missed = 1.0 if away * away > 4.0 * (expected + noise) else 0.0
+        out[j] = min(max(widening[j] + _WIDENING * (missed - _MISSES), 0.0), _WIDEST)
+    return out
 
 
 @lru_cache(maxsize=64)
@@ -291,12 +336,14 @@ def log_errors(epsilon: float, window: int, grid: Models) -> Reals:
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def best(weight: Reals, level: Reals, log_error: Reals, jumps: Reals, intervals: Reals) -> int:
+def best(
+    weight: Reals, level: Reals, log_error: Reals, sizes: Reals, steps: float, intervals: Reals
+) -> int:
     """The position in `counts` with the least error, bins weighted by 1 / sqrt(level).
 
     Per bin the log error is averaged over models: while unsure, a ratio too slow is as bad as the
-    same ratio too fast. `jumps` (spikes, shifts x bins) are sizes per step: a shift is missed
-    for half an interval in the mean, a spike wherever a count is held.
+    same ratio too fast. `sizes` (spikes, shifts x bins) are those of jumps in `steps`: a shift
+    is missed for half an interval in the mean, a spike wherever a count is held.
     """
     bins, size = weight.shape
     options = log_error.shape[1]
@@ -310,15 +357,32 @@ def best(weight: Reals, level: Reals, log_error: Reals, jumps: Reals, intervals:
                     mean[c] += weight[j, g] * log_error[g, c]
         scale = max(level[j], 1.0)
         enough, root = _PATIENCE * scale, math.sqrt(scale)
+        spike, shift = sizes[SPIKE, j] / steps, sizes[SHIFT, j] / steps
         for c in range(options):
-            error = exp(mean[c]) + _MISSED * jumps[SHIFT, j] * (intervals[c] - 1.0)
+            error = exp(mean[c]) + _MISSED * shift * (intervals[c] - 1.0)
             score[c] += error * enough / ((error + enough) * root)
-            score[c] += jumps[SPIKE, j] * (1.0 - 1.0 / intervals[c]) / root
+            score[c] += spike * (1.0 - 1.0 / intervals[c]) / root
     least = 0
     for c in range(1, options):
         if score[c] < score[least]:
             least = c
     return least
+
+
+@njit(cache=True, nogil=True)
+def spent(
+    steps: Integers, shares: Integers, first: int, now: int, newest: int
+) -> tuple[Integers, Integers]:
+    """Paid steps from `first` on and their shares, with what was spent `now`."""
+    left = 0
+    while left < len(steps) and steps[left] < first:
+        left += 1
+    size = len(steps) - left
+    new_steps, new_shares = np.empty(size + 1, np.int64), np.empty(size + 1, np.int64)
+    for i in range(size):
+        new_steps[i], new_shares[i] = steps[left + i], shares[left + i]
+    new_steps[size], new_shares[size] = now, newest
+    return new_steps, new_shares
 
 
 @njit(cache=True, nogil=True)

@@ -13,11 +13,11 @@ have to learn it.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from dpstream.compiled import njit
 from dpstream.mechanisms.w_event.pacer_models import (
     Bank,
     Belief,
@@ -65,8 +65,9 @@ def learn_jumps(
     """After another release, `gap` steps later: `learn`, with jumps decided and found."""
     new, belief = learn(bank, z, scale, gap, grid)
     fade, fade_steps = math.exp(-1.0 / _MEMORY), math.exp(-gap / (_WINDOWS * window))
-    counts, sizes = 1.0 + fade * (jumps.counts - 1.0), fade_steps * jumps.sizes
+    counts, sizes = _fade(jumps.counts, jumps.sizes, fade, fade_steps)
     bins, before = jumps.bins, jumps.before
+    forgotten = bins[:0]  # positions in `bins`
     if before is not None:
         old, old_belief = learn(before, z[bins], scale, gap, grid, bins=len(z))
         odds = np.log(counts[:, bins])
@@ -76,24 +77,53 @@ def learn_jumps(
         counts[kind, bins] += 1.0
         sizes[kind, bins] += size
         sizes[SQUARE, bins] += np.where(spike, 0.0, size**2)
-        bank = _copy(bank)
-        for here, there in ((new, old), (bank, before), (belief, old_belief)):
-            _put(here, bins[spike], there, spike)
+        forgotten = np.flatnonzero(spike)
+        _put(new, bins[forgotten], old, forgotten)
+        _put(belief, bins[forgotten], old_belief, forgotten)
     steps = fade_steps * jumps.steps + gap
-    found = np.flatnonzero(belief.surprised > _MOST)
+    found = _find(belief.surprised, counts, _MOST, 1.0 + _OFTEN)
+    kept = None
     if len(found):
-        found = found[counts[SPIKE, found] < 1.0 + _OFTEN]
-    before = None
-    if len(found):
-        before = Bank(
+        kept = Bank(
             weight=bank.weight[found],
             mean=bank.mean[found],
-            variance=bank.variance[found] + grid.drift * gap,
+            variance=bank.variance[found],
             level=bank.level[found],
             pool=bank.pool,
         )
-    jumps = Jumps(counts=counts, sizes=sizes, steps=steps, bins=found, before=before)
+        if before is not None and len(forgotten):  # these have not learnt the spike
+            _, again, which = np.intersect1d(
+                found, bins[forgotten], assume_unique=True, return_indices=True
+            )
+            _put(kept, again, before, forgotten[which])
+        kept.variance[:] += grid.drift * gap
+    jumps = Jumps(counts=counts, sizes=sizes, steps=steps, bins=found, before=kept)
     return jumps, new, belief
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _fade(counts: Reals, sizes: Reals, fade: float, fade_steps: float) -> tuple[Reals, Reals]:
+    """What earlier jumps still count for."""
+    bins = counts.shape[1]
+    new_counts, new_sizes = np.empty((2, bins)), np.empty((3, bins))
+    for kind in range(2):
+        for j in range(bins):
+            new_counts[kind, j] = 1.0 + fade * (counts[kind, j] - 1.0)
+    for kind in range(3):
+        for j in range(bins):
+            new_sizes[kind, j] = fade_steps * sizes[kind, j]
+    return new_counts, new_sizes
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _find(surprised: Reals, counts: Reals, most: float, often: float) -> Integers:
+    """Bins whose release is a jump: more than `most` is surprised, spikes are not yet `often`."""
+    found, size = np.empty(len(surprised), np.int64), 0
+    for j in range(len(surprised)):
+        if surprised[j] > most and counts[SPIKE, j] < often:
+            found[size] = j
+            size += 1
+    return found[:size].copy()
 
 
 def hold(jumps: Jumps, shifted: Later, after: float, grid: Models, gamma: float) -> Later:
@@ -103,7 +133,7 @@ def hold(jumps: Jumps, shifted: Later, after: float, grid: Models, gamma: float)
     that of the true count around it, whichever of the two is true; with every step it grows by what
     shifts have been like. Spikes to come are left out: they are rare, and would be all of it.
     """
-    shifted.growth[:] += jumps.sizes[SQUARE] / jumps.steps
+    _grow(shifted.growth, jumps.sizes, jumps.steps)
     if jumps.before is None:
         return shifted
     bins, back = jumps.bins, later(jumps.before, after, grid)
@@ -125,19 +155,14 @@ def hold(jumps: Jumps, shifted: Later, after: float, grid: Models, gamma: float)
     return shifted
 
 
-def _copy(bank: Bank) -> Bank:
-    return replace(
-        bank,
-        weight=bank.weight.copy(),
-        mean=bank.mean.copy(),
-        variance=bank.variance.copy(),
-        level=bank.level.copy(),
-    )
+@njit(cache=True, nogil=True, error_model="numpy")
+def _grow(growth: Reals, sizes: Reals, steps: float) -> None:
+    """What shifts add to the variance per step."""
+    for j in range(len(growth)):
+        growth[j] += sizes[SQUARE, j] / steps
 
 
-def _put(
-    here: Bank | Belief, bins: Integers, there: Bank | Belief, which: NDArray[np.bool_]
-) -> None:
+def _put(here: Bank | Belief, bins: Integers, there: Bank | Belief, which: Integers) -> None:
     """Rows of `there` into `here`."""
     for name, values in vars(there).items():
         if name != "pool":
