@@ -157,7 +157,7 @@ def run(
     >>> query = Query(privacy_unit_column="user", keys=["page"], public_groups=["home"],
     ...               epsilon=5, delta=1e-9, max_groups_contributed=1)
     >>> [table.column_names for table in run(query, source=clicks)]
-    [['page', 'count', 'count_stddev', 'trigger_time', 'release_index']]
+    [['page', 'count', 'count_stddev', 'trigger_time', 'release_index', 'kept_share']]
     """
     places = {"source": source, "sink": sink, "history": history, "state": state}
     _check_names(places | {"secret": secret, "ledger": ledger, "dead_letters": dead_letters})
