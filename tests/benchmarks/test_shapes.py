@@ -18,9 +18,9 @@ def row(mechanism, mre, covered=0.95):
 def test_every_run_has_a_stream_of_its_own():
     """The same again for the same run; whole counts from 0 on."""
     for name in SHAPES:
-        one, other = (shape(name, steps=40, run=run) for run in (0, 1))
+        one, other = (shape(name, steps=400, run=run) for run in (0, 1))
 
-        assert np.array_equal(one, shape(name, steps=40, run=0))
+        assert np.array_equal(one, shape(name, steps=400, run=0))
         assert one.shape == other.shape
         assert not np.array_equal(one, other)
         assert one.min() >= 0

@@ -127,7 +127,8 @@ def benches(monkeypatch):
     """The real harness with a stand-in for the measurements."""
     calls = []
 
-    def measure(name, *, quick, out, progress):
+    def measure(name, *, quick, out, progress, more):
+        assert not more
         calls.append((name, quick, str(out)))
         progress(1, 1, "done")
         found = [benchmarks.target("fast", 3.0, ">=", 2)]

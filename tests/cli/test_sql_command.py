@@ -80,7 +80,8 @@ def test_json_lines_have_the_window_the_trigger_and_the_rows(run):
     assert [release["release_index"] for release in releases] == [1, 2, 3, 4]
     last = releases[-1]
     assert list(last) == [
-        "query", "window_start", "window_end", "trigger_time", "release_index", "rows"
+        "query", "window_start", "window_end", "trigger_time", "release_index", "kept_share",
+        "bias", "rows"
     ]  # fmt: skip
     assert (last["query"], last["window_end"]) == ("pages", "2024-05-02T00:00:00+00:00")
     assert list(last["rows"][0]) == ["page", "visitors", "visitors_stddev"]
