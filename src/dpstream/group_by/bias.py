@@ -85,7 +85,8 @@ def _new_pairs(
     Units that are beyond what counts are left out: they take no more memory.
     """
     pairs.rows(_pair_ids(rows, kept))
-    dropped = dropped[lost.numbers[lost.rows(rows.units, dropped), 0] <= most]
+    units = lost.rows(rows.units, dropped)  # before `numbers` is looked at: the table may grow
+    dropped = dropped[lost.numbers[units, 0] <= most]
     before = pairs.used
     found, first = np.unique(pairs.rows(_pair_ids(rows, dropped)), return_index=True)
     return dropped[np.sort(first[found >= before])]
