@@ -86,6 +86,24 @@ def test_units_in_groups_count_once_where_units_are_asked_for():
     assert len(pairs) < len(rows) / 1.5
 
 
+def test_many_units_may_lose_their_first_rows_in_one_step():
+    """The table of units grows while they are looked up."""
+    users = 60_000
+    rows = pa.table(
+        {
+            "user": [f"u{n}" for n in range(users)] * 2,
+            "key": ["k1"] * users + ["k2"] * users,
+            "ts": [HOUR] * 2 * users,
+            "seen": [HOUR] * 2 * users,
+            "x": [1] * 2 * users,
+        }
+    )
+    query = query_of(aggregates=(CountUnits("u"),), max_groups_contributed=1, max_dropped_rows=4)
+    (totals,) = exact_totals(query, rows)
+
+    assert totals.tolist() == [users, users, 0]
+
+
 def heavy_unit(rows, hours):
     """A unit with so many rows of the largest value, in one group, over some hours."""
     times = np.resize(hours, rows) * HOUR + 7

@@ -85,7 +85,7 @@ def _new_pairs(
     Units that are beyond what counts are left out: they take no more memory.
     """
     pairs.rows(_pair_ids(rows, kept))
-    units = lost.rows(rows.units, dropped)  # the table may grow here
+    units = lost.rows(rows.units, dropped)  # before `numbers` is looked at: the table may grow
     dropped = dropped[lost.numbers[units, 0] <= most]
     before = pairs.used
     found, first = np.unique(pairs.rows(_pair_ids(rows, dropped)), return_index=True)
