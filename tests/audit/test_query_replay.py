@@ -1,5 +1,6 @@
 """One unit more or less: what a query computes before noise moves as the plan says."""
 
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from dpstream.counting.noise_process import KeyedNoise, advance_noise
 from dpstream.group_by.bounding import UnitBucket
 from dpstream.group_by.flow import Flow
-from dpstream.query.aggregates import Avg, Count, CountUnits, Sum, Variance
+from dpstream.query.aggregates import Avg, Count, CountUnits, Measure, Sum, Variance
 from dpstream.query.noise_plan import plan_query
 from dpstream.query.query import Query
 from dpstream.query.windows import Cumulate, Hop, Tumble
@@ -104,6 +105,17 @@ CASES = {
         "arrival_column": "seen",
         "max_groups_contributed": 3,
     },
+    "totals of sums that only grow": {
+        "window": Tumble("6 hours"),
+        "every": "3 hours",
+        "aggregates": (
+            Count("n"),
+            Sum("shared", column="x", contribution_bounds_per_row=(0, 5), quantum=1),
+            Sum("own", column="x", contribution_bounds_per_row=(1, 4), quantum=1),
+        ),
+        "max_groups_contributed": 2,
+        "max_rows_per_group": 2,
+    },
     "dropped rows made up for": {
         "window": Tumble("6 hours"),
         "every": "2 hours",
@@ -138,7 +150,7 @@ rows = st.lists(
         st.sampled_from("abcd"),
         st.integers(-1, 24),  # hour of the event; some are outside
         st.sampled_from([0, 0, 0, 1, 2, 5]),  # hours until it is seen
-        st.integers(-4, 6),
+        st.none() | st.integers(-4, 6),
         st.integers(1, 3),  # copies
     ),
     min_size=1,
@@ -192,20 +204,24 @@ def test_a_unit_moves_its_own_groups_alone_and_no_further_than_planned(name, dra
 def test_the_worst_unit_uses_up_the_sensitivity(name):
     """The plan's numbers are reached: smaller ones would not do."""
     plan = plan_of(name)
-    hour = 5 if "hopping" in name else 3  # where it lies in two windows
-    worst = [("u0", key, hour * HOUR + n, 5.0) for key in "ac" for n in range(6)]
-    if name.startswith("tumbling"):
-        worst.append(("u0", "b", 3 * HOUR, 5.0))
     others = [(f"u{n}", key, 4 * HOUR, 1.0) for n in range(1, 4) for key in "abc"]
+    hour = 5 if "hopping" in name else 3  # where it lies in two windows
+    several = [("u0", key, hour * HOUR + n, 5.0) for key in "ac" for n in range(6)]
+    one_window = [("u0", key, n, 5.0) for key in "abcd" for n in range(12)]  # most are dropped
+    data = [several + others, one_window + others]
     if name == "rounds, several rows per group":  # each of its rows in a round of its own
-        worst = [("u0", key, hour * HOUR, 5.0) for key in "ac" for hour in (1, 3, 5)]
+        rounds = [("u0", key, hour * HOUR, 5.0) for key in "ac" for hour in (1, 3, 5)]
         others = [(f"v{h}.{n}", k, h * HOUR, 1.0) for n in range(60) for k in "ac" for h in (1, 3)]
-    user, key, times, value = zip(*worst, *others, strict=True)
-    table = pa.table({"user": user, "key": key, "ts": times, "seen": times, "x": value})
-    replay = replay_query(plan, table, one_unit(table, plan, "u0"))
+        data.append(rounds + others)
+    used = []
+    for drawn in data:
+        user, key, times, value = zip(*drawn, strict=True)
+        table = pa.table({"user": user, "key": key, "ts": times, "seen": times, "x": value})
+        replay = replay_query(plan, table, one_unit(table, plan, "u0"))
+        assert replay.violations == []
+        used.append(replay.used)
 
-    assert replay.violations == []
-    assert min(replay.used) > 0.999
+    assert np.max(used, axis=0).min() > 0.999
 
 
 @pytest.mark.parametrize("pair", [(-0.0, 0.0), (float("nan"), -float("nan"))])
@@ -264,6 +280,9 @@ class TestControls:
     """Each breaks one fact; the comparison must see it."""
 
     NAME = "late rows by an arrival column"
+    TOTALS = "totals of sums that only grow"
+    CUT = scenario_table([(user, key, 0, 0, 5, 30 - 29 * user) for user in (0, 1) for key in "ac"])
+    """A unit of which most rows are dropped, and another."""
 
     def found(self, name=NAME, **options):
         table = busy().sort_by("ts")
@@ -303,6 +322,39 @@ class TestControls:
             ),
         )
         assert "its sensitivity is" in self.found()
+
+    @pytest.mark.parametrize(
+        ("counted", "beyond", "moved"), [(True, 0, "'dropped' moves"), (False, 1, "'beyond' moves")]
+    )
+    def test_totals_without_a_limit(self, monkeypatch, counted, beyond, moved):
+        """All dropped rows of a unit, or a unit that counts again and again as cut."""
+
+        def count(rows, counts, most, mask):
+            mask[:] = counted
+            return beyond * len(rows)
+
+        monkeypatch.setattr("dpstream.group_by.bias._count_dropped", count)
+        assert moved in " ".join(violations(plan_of(self.TOTALS), self.CUT))
+
+    @pytest.mark.parametrize("kept", [0, 1])
+    def test_values_of_totals_about_another_middle(self, monkeypatch, kept):
+        """Noise of a total of values is for values between the clamps."""
+        query = plan_of(self.TOTALS).query
+        further = [(column, middle + 5) for column, middle in query.summed_values]
+        monkeypatch.setattr(Query, "summed_values", further)
+        plan = plan_query(replace(query))
+        total = plan.query.totals[3 + kept].name
+        assert f"{total!r} moves" in " ".join(violations(plan, self.CUT))
+
+    def test_sums_that_are_not_about_the_middle(self, monkeypatch):
+        """A SUM that shares has noise for half its range."""
+        shared = Measure.on_grid
+
+        def about_0(self, values):
+            return shared(self, values) + int(self.middle / self.quantum)
+
+        monkeypatch.setattr(Measure, "on_grid", about_0)
+        assert "'NULL=0|0|5|2|1|x' moves" in " ".join(violations(plan_of(self.TOTALS), self.CUT))
 
     def test_empty_tables_left_out(self, monkeypatch):
         """A table that appears only with rows reveals that there was a row."""

@@ -16,6 +16,7 @@ from dpstream.audit.report import catalogue, controls, shipped
 from dpstream.audit.targets import secret_of
 from dpstream.engines.query_run import EngineOptions
 from dpstream.mechanisms.release import bounded_counts
+from dpstream.query.noise_plan import plan_query
 from tests.support.fixed import SECRET
 
 ERROR = 1e-6
@@ -107,7 +108,9 @@ def test_the_control_counts_a_late_row_again():
 def test_the_share_of_rows_kept_is_part_of_what_is_seen():
     """Published beside the counts, so an attacker has it; the second query has other noise.
 
-    The median is 0.004 off on average: more than 0.03 has a probability far below 1e-6.
+    So are the noisy number of dropped rows, and that of units that lost more than count. The median
+    is 0.004 off on average: more than 0.03 has a probability far below 1e-6; so has a mean of these
+    numbers that is 6 of its standard deviations off.
     """
     target = shipped()["latched_debias_public_keys"]()
     assert isinstance(target.sample, QueryRuns)
@@ -115,8 +118,12 @@ def test_the_share_of_rows_kept_is_part_of_what_is_seen():
     rows = target.sample(data, 300, SECRET)  # more than one query
     offered, kept = 202 + data.again, 202
 
-    assert rows.shape == (300, 3)
+    totals = plan_query(target.sample.query(300)).totals(1).stddevs[[0, 2], 0]
+
+    assert rows.shape == (300, 3 + 2)
     assert abs(np.median(rows[:, 0]) - kept / offered) < 0.03
+    off = (rows[:, 1:3].mean(axis=0) - (data.again, 0)) / (totals / np.sqrt(300))
+    assert np.abs(off).max() < 6
     assert (rows[:50] == rows[250:]).all(axis=1).mean() < 0.5
 
 

@@ -122,16 +122,21 @@ class Counting(GrowingDirectory):
 
 
 class Held:
-    """A directory that one query waits for until it is let go, or that fails or refuses it."""
+    """A directory that one query waits for until it is let go, or that fails or refuses it.
+
+    `refuses`: from so many questions on; the first is asked before the run begins, the second
+    before it is charged.
+    """
 
     concurrent = True
 
-    def __init__(self, folder, name, *, fails=None, refuses=False):
-        self._sink = DirectorySink(folder)
+    def __init__(self, folder, name, *, fails=None, refuses=0):
+        self._sink, self.asked = DirectorySink(folder), 0
         self.name, self.go, self.fails, self.refuses = name, Event(), fails, refuses
 
     def fence(self, name, run):
-        if self.refuses and name == self.name:
+        self.asked += name == self.name
+        if self.refuses and name == self.name and self.asked >= self.refuses:
             raise InvalidInput("this sink does not take that run")
 
     def write(self, name, window, trigger, table):
@@ -177,7 +182,7 @@ def test_a_query_that_fails_stops_alone(tmp_path, expected, how, threads, caplog
     asked = queries(3)
     sink = Held(tmp_path / "out", "q1", fails=OSError("full"))
     if how == "refused":
-        sink = Held(tmp_path / "out", "q1", refuses=True)
+        sink = Held(tmp_path / "out", "q1", refuses=2)  # since it began, another run has written
     clock = HandClock() if threads else ScriptedClock(0, arrivals(tmp_path / "in"))
     publishing = Publishing(start_all(tmp_path, asked, clock, sink=sink))
     if threads:
@@ -196,6 +201,16 @@ def test_a_query_that_fails_stops_alone(tmp_path, expected, how, threads, caplog
     if how == "fails":  # its first step was logged
         assert all(found[name] == expected(asked)[name] for name in found if "t000001" in name)
     assert {*last} <= found.keys()
+
+
+def test_a_query_whose_sink_refuses_it_at_once_begins_nothing(tmp_path):
+    """What can be known before anything is charged or published is said then."""
+    sink = Held(tmp_path / "out", "q1", refuses=1)
+    with pytest.raises(InvalidInput, match="does not take that run"):
+        start_all(tmp_path, queries(3), ScriptedClock(0), sink=sink)
+
+    assert charges(tmp_path / "book") == 0
+    assert published(tmp_path) == {}
 
 
 def test_a_query_that_is_tried_again_has_its_rows(tmp_path, expected):

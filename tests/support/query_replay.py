@@ -9,7 +9,7 @@ it computes before noise is recorded, and every draw that it asks for.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -132,15 +132,19 @@ class _RecordingFlow(Flow):
                 by_step = self._recording.sums.setdefault((*group, number), {})
                 by_step[step] = by_step.get(step, np.zeros_like(part)) + part
 
-    def count_totals(self, bounded: BoundedRows) -> None:
+    def aggregate_rows(self, bounded: Iterable[BoundedRows]) -> None:
+        for part in bounded:
+            before = self._totals_now(part.window)
+            super().aggregate_rows([part])
+            step, added = int(part.rows.steps[0]), self._totals_now(part.window) - before
+            by_step = self._recording.totals.setdefault(part.window, {})
+            by_step[step] = by_step.get(step, np.zeros_like(added)) + added
+
+    def _totals_now(self, window: int) -> Integers:
+        """The exact totals that noise will be added to; a query may have none."""
         if not self.query.totals:
-            return
-        window, step = bounded.window, int(bounded.rows.steps[0])
-        numbers = self.totals(window).bucket.table.numbers
-        before = numbers[0].copy()
-        super().count_totals(bounded)
-        by_step = self._recording.totals.setdefault(window, {})
-        by_step[step] = by_step.get(step, np.zeros_like(before)) + numbers[0] - before
+            return np.zeros(0, np.int64)
+        return self.totals(window).bucket.table.numbers[0].copy()
 
     def _passes(self, due: DueRelease) -> Passes:
         usual, place = super()._passes(due), (due.window, due.release)
