@@ -86,6 +86,23 @@ def test_units_in_groups_count_once_where_units_are_asked_for():
     assert len(pairs) < len(rows) / 1.5
 
 
+def test_a_step_may_drop_rows_of_more_units_than_a_table_has_room_for():
+    """600 users in each of two groups, one of which counts: the table of dropped rows is made anew
+    while the step is counted."""
+    users = [f"u{number}" for number in range(600)]
+    table = pa.concat_tables(
+        pa.table(
+            {"user": users, "key": [key] * 600, "ts": [0] * 600, "seen": [0] * 600, "x": [1] * 600}
+        )
+        for key in ("k1", "k2")
+    )
+    query = query_of(
+        aggregates=(CountUnits("u"),), every="6 hours", max_groups_contributed=1, max_dropped_rows=3
+    )
+
+    assert exact_totals(query, table)[0].tolist()[:2] == [600, 600]
+
+
 def heavy_unit(rows, hours):
     """A unit with so many rows of the largest value, in one group, over some hours."""
     times = np.resize(hours, rows) * HOUR + 7

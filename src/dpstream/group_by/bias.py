@@ -85,7 +85,8 @@ def _new_pairs(
     Units that are beyond what counts are left out: they take no more memory.
     """
     pairs.rows(_pair_ids(rows, kept))
-    dropped = dropped[lost.numbers[lost.rows(rows.units, dropped), 0] <= most]
+    places = lost.rows(rows.units, dropped)  # may make the table anew: its numbers come after
+    dropped = dropped[lost.numbers[places, 0] <= most]
     before = pairs.used
     found, first = np.unique(pairs.rows(_pair_ids(rows, dropped)), return_index=True)
     return dropped[np.sort(first[found >= before])]
