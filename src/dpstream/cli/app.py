@@ -23,7 +23,7 @@ COMMANDS = {
     "explain": "Explain a query: plan, sensitivity, noise, keys, budget, memory, "
     "what it leaves open.",
     "check": "Look at some rows and the book before a query costs anything: operator only.",
-    "bounds": "Propose bounds and clamps for a query; what was paid for answers every later question.",
+    "bounds": "Propose bounds and clamps for a query; what was paid once answers later questions.",
     "release": "Publish a series under differential privacy, one row a step.",
     "compare": "Rank mechanisms on data that are public or already released.",
     "mechanisms": "List the mechanisms with their guarantee, protected unit and delay.",
