@@ -100,7 +100,7 @@ def _epoch():
 
 
 VARIANTS = {
-    "sqlp": query(strategy="sqlp", epsilon=32),
+    "sqlp": query(strategy="sqlp", epsilon=30),
     "debiased": query(debias="global", max_groups_contributed=1, confidence=0.9),
     "hop": query(window=dps.Hop("4 hours", slide="1 hour"), allowed_lateness="1 hour"),
     "cumulate": query(window=dps.Cumulate("4 hours", step="2 hours"), nonnegative=True),

@@ -4,6 +4,7 @@ import json
 import re
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 
 import dpstream as dps
@@ -90,9 +91,13 @@ def test_numbers_are_those_of_the_plan():
     assert f"at its largest {most}, at release " in told.keys["words"]
     assert told.keys["pre_threshold"] == window.pre_threshold
     assert told.columns[0]["last"] == pytest.approx(window.stddevs[0, -1])
-    quantum = float(plan.query.measures[1].quantum)
-    assert told.columns[1]["first"] == pytest.approx(window.stddevs[1, 0] * quantum)
-    assert told.measures[1]["sensitivity"] == pytest.approx(600 * 2, rel=1e-9)
+    total = plan.query.aggregates[1]
+    value, rows = (plan.query.measures.index(m) for m in plan.query.measures_of[total.name])
+    own, middle = window.stddevs[value, 0] * float(total.quantum), float(total.middle)
+    assert told.columns[1]["first"] == pytest.approx(
+        np.hypot(own, middle * window.stddevs[rows, 0])
+    )
+    assert told.measures[value]["sensitivity"] == pytest.approx(300 * 2, rel=1e-9)
     assert told.budget["mu_squared"] == pytest.approx(float(plan.calibrated.mu_squared))
 
 

@@ -256,7 +256,7 @@ def test_periods_begun_by_the_clock_are_caught(watch, monkeypatch):
     """Killed after the first trigger of a window of two periods, the second period is drawn by
     both."""
     monkeypatch.setattr("dpstream.query.query.Query.paid_periods", property(by_clock))
-    after = strike_and_take_over(watch, 90)
+    after = strike_and_take_over(watch, 75)
 
     assert after is not None
     assert shares_a_period(after[0])

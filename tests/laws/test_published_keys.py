@@ -438,7 +438,7 @@ def test_a_column_of_objects_that_changes_its_type_must_be_declared():
     mixed = pd.DataFrame({"u": range(50), "k": pd.Series([True] * 49 + ["x"], dtype=object)})
     with pytest.raises(InvalidInput, match="truth values beside others"):
         dps.run(query(), source=mixed)
-    with pytest.raises(InvalidInput, match="'k' of the data frame holds <object object"):
+    with pytest.raises(InvalidInput, match="'k' holds values of the type object"):
         dps.run(query(), source=pd.DataFrame({"u": range(2), "k": [object(), object()]}))
     twice = pd.DataFrame([[1, "a"]], columns=["k", "k"])
     with pytest.raises(InvalidInput, match="columns of a table must differ; got k, k"):

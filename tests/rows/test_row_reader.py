@@ -55,12 +55,13 @@ def read(rows, *, more=None, arrived=None, **facts):
 
 
 def test_rows_have_window_step_and_grid_values():
-    """The window of the event time, the first trigger after it, clamped values; sorted by step."""
+    """The window of the event time, the first trigger after it, clamped values about their middle;
+    sorted by step."""
     found, aside = read([("b", "k", 13 * HOUR, 99), ("a", "k", 2 * HOUR, 4), ("a", "k", 0, None)])
 
     assert found.windows.tolist() == [0, 0, 2]
     assert found.steps.tolist() == [0, 1, 6]
-    assert found.values[:, 0].tolist() == [0, 4, 10]
+    assert found.values[:, 0].tolist() == [0 - 5, 4 - 5, 10 - 5]
     assert found.runs == [(0, 0, 0, 0, 1), (1, 0, 0, 1, 2), (6, 2, 0, 2, 3)]
     assert (found.units[0] == found.units[1]).all()
     assert (found.units[0] != found.units[2]).any()

@@ -42,7 +42,7 @@ def test_queries_say_what_is_public(feed, pipeline):
     assert found["pages"]["columns"] == {
         "keys": ["page"],
         "aggregates": [
-            {"name": name, "stddev": f"{name}_stddev", "low": f"{name}_low", "high": f"{name}_high"}
+            {"name": name} | {end: f"{name}_{end}" for end in ("stddev", "low", "high", "high_all")}
             for name in ("clicks", "seconds")
         ],
     }

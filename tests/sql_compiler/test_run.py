@@ -156,13 +156,17 @@ def test_arithmetic_on_noisy_columns_is_post_processing():
 
 
 def test_error_bars_are_carried_over_where_that_is_honest():
-    """Sums and quotients of independent noises have one; products and shared noise have none."""
+    """Sums and quotients have one, of a sum about its middle by what it shares with the count;
+    products have none, nor has noise that is shared for some bounds only."""
     (one,) = released(dps.sql(COMPUTED), log())
 
     for row in one.to_pylist():
         assert row["twice_stddev"] == pytest.approx(2 * row["n_stddev"])
-        spread = np.hypot(row["total_stddev"], row["mean"] * row["n_stddev"]) / row["n"]
+        own = np.sqrt(row["total_stddev"] ** 2 - (300 * row["n_stddev"]) ** 2)
+        spread = np.hypot(own, (300 - row["mean"]) * row["n_stddev"]) / row["n"]
         assert row["mean_stddev"] == pytest.approx(spread)
+        apart = np.hypot(row["total_stddev"], row["mean"] * row["n_stddev"]) / row["n"]
+        assert row["mean_stddev"] < 0.8 * apart
         assert row["missing_stddev"] > 0
     assert "square_stddev" not in one.column_names
     assert "more_stddev" not in one.column_names
@@ -191,10 +195,12 @@ def test_error_bars_are_what_repeated_noise_shows(what):
     n, m = (aggregate.name for aggregate in reversed(query.aggregates))
     if not n.startswith("COUNT"):
         n, m = m, n
-    noisy = {n: size + rng.normal(0, 40, count), m: 90 * size + rng.normal(0, 9_000, count)}
+    of_rows, own = rng.normal(0, 30, count), rng.normal(0, 4_000, count)
+    noisy = {n: size + of_rows, m: 90 * size + own + 300 * of_rows}  # 300: the middle
+    sum_stddev = np.hypot(4_000, 300 * 30)
     table = pa.table(
         noisy
-        | {f"{n}_stddev": np.full(count, 40.0), f"{m}_stddev": np.full(count, 9_000.0)}
+        | {f"{n}_stddev": np.full(count, 30.0), f"{m}_stddev": np.full(count, sum_stddev)}
         | {"trigger_time": pa.nulls(count), "release_index": np.ones(count)}
     )
     made = query.finish(table)

@@ -61,7 +61,7 @@ _IN_NOISE: Final = 100.0  # the same where nothing is known: in standard deviati
 _AROUND: Final = (0.1, 1.0, 10.0, 100.0)  # sizes of keys that errors are told for
 _MOST_ROWS: Final = 64
 _SURE: Final = 3.0  # standard deviations above which there are units of a sign
-_READ_AS: Final = bytes(16)  # the run of hashes in a measurement that is kept
+_READ_AS: Final = bytes(16)  # the run of hashes in a measurement that is kept or public
 _FEW_REPEATS, _FEW_GIANTS = 100.0, 30.0  # `rare` of rows in a group, and of values
 Clamps = tuple[float, float]
 
@@ -270,12 +270,17 @@ def bounds(
             paid = [asked.epsilon, asked.delta]
         if folder is not None and not public:
             make_directory(folder.parent, mode=0o700)
-        secret = Secret.of(None if folder is None or public else secret_path(folder))
+        if public:
+            secret, run = Secret(bytes(32)), _READ_AS  # the same proposal every time
+        elif folder is None:
+            secret, run = Secret.of(None), mint_run_id()
+        else:
+            secret, run = Secret.of(secret_path(folder)), _READ_AS
         facts = collect_unit_facts(
             open_source(source),
             reading,
             secret=secret,
-            run=mint_run_id() if folder is None else _READ_AS,
+            run=run,
             share=sample,
             progress=progress or (lambda done, total: None),
         )

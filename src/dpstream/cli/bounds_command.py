@@ -59,7 +59,7 @@ def bounds(
     plot: Annotated[Path | None, Option(help="Draw the trade-off in this file.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Propose bounds and clamps for a query; what was paid for answers every later question.
+    """Propose bounds and clamps for a query; what was paid once answers later questions.
 
     Bounds and clamps that the query has are not looked at, and may be missing.
 

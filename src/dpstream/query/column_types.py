@@ -80,7 +80,6 @@ def declared_types(given: Any) -> tuple[tuple[str, pa.DataType], ...]:
     return tuple((str(name), named_type(kind)) for name, kind in sorted(pairs.items()))
 
 
-@lru_cache(maxsize=256)
 def canonical_type(kind: pa.DataType, name: str = "") -> pa.DataType:
     """The type in which a column's values are hashed and published, whatever type holds them.
 
@@ -95,6 +94,12 @@ def canonical_type(kind: pa.DataType, name: str = "") -> pa.DataType:
         return canonical_type(kind.storage_type, name)
     if pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind):
         return canonical_type(kind.value_type, name)
+    return _canonical_type(kind, name)
+
+
+@lru_cache(maxsize=256)  # every chunk asks; types of extensions need not be hashable
+def _canonical_type(kind: pa.DataType, name: str) -> pa.DataType:
+    """Of a type that holds its values itself."""
     if is_text(kind) or pa.types.is_null(kind):  # no value: text is missing
         return pa.string()
     if any(holds(kind) for holds in _WIDTHS) or kind == pa.binary_view():

@@ -100,9 +100,10 @@ class NoisePlan:
 
     def _reached(self, measure: Measure) -> int:
         """How many processes of a measure one unit may move, at most."""
-        bounds, windows = self.query.bounds, self.query.schedule.windows
+        bounds = self.query.bounds
         if measure in self.query.totals:  # one group in each window
             rows = self._rows_of_total(measure)
+            windows = self.query.schedule.windows_of_a_period(self.query.periods)
             return rows if windows is None else min(rows, windows)
         return bounds.rows if measure.kind == "round" else bounds.groups
 

@@ -225,7 +225,8 @@ def run(
 
 def _checked(started: Run, *, new: bool, anyway: bool) -> Run:
     """A run that may begin: one that is not charged yet is refused if it would be for nothing."""
-    if new:  # what another run has left in the sink, any run but this one, is refused now
+    begun = started.folder is not None and (started.folder / "run.dps").exists()
+    if new and not begun:  # whatever the sink has of this query is another run's
         fence(started.sink, started.query.name, "a run that begins")
     if new and isinstance(started.sink, CheckedSink):
         started.sink.check(started.query.name, started.schema)

@@ -9,11 +9,11 @@ one.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from functools import reduce
-from typing import TypeAlias
+from functools import cached_property, reduce
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -163,26 +163,45 @@ class RowPreparation:
 class ErrorBar:
     """The standard deviation of a computed column, where it follows from those of its aggregates.
 
-    `terms`: factors of aggregates whose noises are independent. Of a quotient, `denominator_terms`
-    are those of `denominator`: then it is a first-order estimate, and NULL where the denominator
-    may be 0.
+    `terms`: factors of the aggregates. Of a quotient, `denominator_terms` are those of
+    `denominator`: then it is a first-order estimate, and NULL where the denominator may be 0.
+    Noises are independent but for those of sums about their `middles`: such a sum has the noise of
+    its middle times that of the count `rows`.
     """
 
     terms: Terms
     denominator_terms: Terms = ()
     denominator: Expression | None = None
+    rows: str = ""
+    middles: Terms = ()
 
     def stddevs(self, release: pa.Table, value: pa.Array, zone: str) -> pa.Array:
         """The standard deviation of each row's value."""
-        stddevs = _norm(release, self.terms)
         if self.denominator is None:
-            return pa.array(stddevs)
+            return pa.array(self._stddevs(release, dict(self.terms)))
         size = np.abs(_floats(self.denominator.evaluate(release, zone)))
-        noise = _norm(release, self.denominator_terms)
+        factors: dict[str, float | Reals] = {**dict(self.terms)}
+        for name, factor in self.denominator_terms:
+            factors[name] = -factor * _floats(value)
         with np.errstate(all="ignore"):
-            stddevs = np.hypot(stddevs, _floats(value) * noise) / size
-            unclear = ~(size >= _CLEAR * noise)
+            stddevs = self._stddevs(release, factors) / size
+            unclear = ~(size >= _CLEAR * self._stddevs(release, dict(self.denominator_terms)))
         return pa.array(stddevs, mask=unclear | ~np.isfinite(stddevs))
+
+    def _stddevs(self, release: pa.Table, factors: Mapping[str, float | Reals]) -> Reals:
+        """Of a sum of aggregates."""
+        total: Reals = np.zeros(len(release))
+        of_rows, by_rows = np.zeros(len(release)), np.zeros(len(release))
+        if self.rows:
+            of_rows = _floats(release[f"{self.rows}_stddev"])
+        middles = dict(self.middles) | ({self.rows: 1.0} if self.rows else {})
+        with np.errstate(over="ignore"):
+            for name, factor in factors.items():
+                own, shared = _floats(release[f"{name}_stddev"]), middles.get(name, 0) * of_rows
+                own = np.sqrt(np.maximum(own - np.abs(shared), 0) * (own + np.abs(shared)))
+                total = np.hypot(total, factor * own)
+                by_rows = by_rows + factor * shared
+            return np.hypot(total, by_rows)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,14 +213,6 @@ class WrittenErrorBar:
     def stddevs(self, release: pa.Table, value: pa.Array, zone: str) -> pa.Array:
         """The standard deviation of each row's value."""
         return self.value.evaluate(release, zone)
-
-
-def _norm(release: pa.Table, terms: Terms) -> Reals:
-    total: Reals = np.zeros(len(release))
-    with np.errstate(over="ignore"):
-        for name, factor in terms:
-            total = np.hypot(total, factor * _floats(release[f"{name}_stddev"]))
-    return total
 
 
 def _floats(column: pa.Array | pa.ChunkedArray) -> Reals:
@@ -562,7 +573,7 @@ class QueryBuilder:
         factors = _factors(node, self.aggregates)
         if factors is not None:
             honest = self._independent(factors) and not (shared and len(factors) > 1)
-            return ErrorBar(terms=_terms(factors)) if honest else None
+            return ErrorBar(terms=_terms(factors), **self._about_rows) if honest else None
         if not isinstance(node, exp.Div) or shared:
             return None
         above, below = (_factors(part, self.aggregates) for part in (node.this, node.expression))
@@ -574,19 +585,48 @@ class QueryBuilder:
             terms=_terms(above),
             denominator_terms=_terms(below),
             denominator=self.expression(node.expression),
+            **self._about_rows,
         )
 
     def _independent(self, names: Iterable[str]) -> bool:
-        """Is no measure behind two of them? Rows are units where a unit has one row per group."""
+        """Is no measure behind two of them, but for the rows that sums about a middle share?
+
+        Rows are units where a unit has one row per group.
+        """
+        rows, middles = self._about_rows["rows"], dict(self._about_rows["middles"])
+        of_rows = {measure for each in self._behind for measure in each.get(rows, ())}
+        with_rows = {rows, *middles} & {*names}
+        if with_rows and any(type(self.aggregates[name]) is CountUnits for name in names):
+            return False
         seen: set[Measure] = set()
-        all_of_them = [*self.aggregates.values()]
-        behind = [measures_by_name(all_of_them, one_row=one_row) for one_row in (True, False)]
         for name in names:
-            mine = {measure for each in behind for measure in each[name]}
+            mine = {measure for each in self._behind for measure in each[name]}
+            mine -= of_rows if name in with_rows else set()
             if seen & mine:
                 return False
             seen |= mine
         return True
+
+    @cached_property
+    def _behind(self) -> list[dict[str, tuple[Measure, ...]]]:
+        """The measures behind each aggregate, with one row of a unit in a group and with more."""
+        all_of_them = [*self.aggregates.values()]
+        return [measures_by_name(all_of_them, one_row=one_row) for one_row in (True, False)]
+
+    @cached_property
+    def _about_rows(self) -> dict[str, Any]:
+        """The count whose noise sums about their middles share, and their middles."""
+        counts = [name for name, each in self.aggregates.items() if type(each) is Count]
+        middles = [
+            (name, float(each.middle))
+            for name, each in self.aggregates.items()
+            if type(each) is Sum and len(self._behind[0][name]) > 1
+        ]
+        return (
+            {"rows": counts[0], "middles": tuple(middles)}
+            if counts
+            else {"rows": "", "middles": ()}
+        )
 
     def _shown(self, columns: tuple[ComputedColumn, ...]) -> tuple[str, ...] | None:
         """The columns in SELECT's order, with their error bars; None if the engine has it so."""
