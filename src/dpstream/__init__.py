@@ -60,7 +60,7 @@ _NAMES_BY_HOME = {
     "privacy.accounting.promises": "promise",
     "privacy.ledger.charges": "Terms",
     "privacy.ledger.ledger": "Ledger",
-    "query.aggregates": "Avg Count CountUnits Stddev Sum Variance",
+    "query.aggregates": "Avg Count CountDistinct CountUnits Stddev Sum Variance",
     "query.query": "Query",
     "query.series_query": "SeriesQuery",
     "query.windows": "Cumulate Hop Tumble",

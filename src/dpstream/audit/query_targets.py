@@ -19,6 +19,7 @@ from dpstream.audit.controls.broken_engine import (
     BoundsOffByOne,
     ColumnTypeFromData,
     KeyAsSpelled,
+    NetClamp,
     NoiseBelowReach,
     NoiseForOneDroppedRow,
     OnlyTouchedKeys,
@@ -44,7 +45,7 @@ from dpstream.audit.query_samplers import (
     unit_pair,
 )
 from dpstream.audit.targets import Catalogue, Maker, Pair, by_name, target
-from dpstream.query.aggregates import Avg, Count, CountUnits, Sum
+from dpstream.query.aggregates import Avg, Count, CountDistinct, CountUnits, Sum
 from dpstream.query.query import Query
 from dpstream.query.windows import Cumulate, Hop, Tumble
 
@@ -182,6 +183,19 @@ _VALUES = (
 )
 
 
+_DAYS: dict[str, Any] = {
+    "end": "1970-01-09",
+    "public_groups": range,
+    "max_groups_contributed": 1,
+    "report_bias": False,
+}
+"""Eight days in 24 steps: the sum of `swing` is 4 and -4 in turn."""
+SWINGING = unit_pair(
+    "a unit with a row in every step, up and down in turn",
+    unit=tuple((0, step) for step in range(24)),
+)
+
+
 def query_targets() -> Catalogue:
     """GROUP BY queries of both strategies."""
     spellings = unit_pair(
@@ -197,6 +211,29 @@ def query_targets() -> Catalogue:
             aggregates=_VALUES,
             max_rows_per_group=2,
             max_rows_contributed=3,
+        ),
+        latched_per_group=_group_by(
+            ": sums and counts that are clamped for each unit and group.",
+            groups=1,
+            aggregates=(
+                Sum("s", column="swing", contribution_bounds_per_group=(-4, 4), quantum=1),
+                Count("n", contribution_bounds_per_group=(0, 4)),
+            ),
+            pairs=(SWINGING,),
+            **_DAYS,
+        ),
+        latched_distinct=_group_by(
+            ": distinct values, which others bring a step later.",
+            groups=1,
+            aggregates=(CountDistinct("d", column="value", max_values_per_group=2),),
+            pairs=(
+                unit_pair(
+                    "a unit with two values, others with one of them each",
+                    others=((0, 9, 1), (0, 21, 1)),
+                    unit=((0, 8), (0, 20)),
+                ),
+            ),
+            **_DAYS,
         ),
         latched_public_keys=_group_by(
             ", public keys.",
@@ -316,6 +353,16 @@ def query_controls() -> Catalogue:
             aggregates=(CountUnits("n"),),
             max_rows_per_group=3,
             runs=(8_000, 40_000),
+        ),
+        net_clamp=_control(
+            "The sum of a unit's rows in a group is clamped where it can rise and fall again.",
+            SWINGING,
+            groups=1,
+            aggregates=(
+                NetClamp("s", column="swing", contribution_bounds_per_group=(-4, 4), quantum=1),
+            ),
+            runs=(2_000, 20_000),
+            **_DAYS,
         ),
         sqlp_per_trigger=_control(
             "DP-SQLP's bound per trigger, where it must hold for all triggers.",

@@ -31,6 +31,7 @@ from dpstream.records import Reals
 
 MOST_BUFFERS = 6
 MOST_STEPS = 2**40
+_MOST_TRIED = 1 << 17  # steps of which all distances are tried
 UNIT = 2.0**-53  # largest relative error of one rounded operation
 
 
@@ -224,6 +225,35 @@ class BufferedLinearToeplitz:
         """Norm of C's first column over all steps, in closed form."""
         return math.sqrt(squared_norms(np.array(self.decays), self.steps)[0])
 
+    def opposed_norms(self, fall: float) -> Reals:
+        """||C(e_1 - fall e_(1 + k))||^2 for every k from 1 on, in closed form.
+
+        C e_1 has the norm n_T, C e_(1 + k) is c shifted by k and cut: norm n_(T - k), and the
+        product of both is sum_i c_i c_(i + k).
+        """
+        decays, weights = np.array(self.decays[0::2]), encoder_weights(np.array(self.decays))
+        steps, behind = self.steps, np.arange(1, self.steps)
+        rest = self.steps - 1 - behind  # coefficients behind the first that both have
+        with np.errstate(divide="ignore"):
+            logs = np.log1p(-decays)
+        shorter, product = np.ones(len(rest)), np.exp(np.outer(behind - 1, logs)) @ weights
+        for j, one in enumerate(weights):
+            for k, other in enumerate(weights):
+                gap = decays[j] + decays[k] * (1 - decays[j])
+                common = one * other * -np.expm1(rest * (logs[j] + logs[k])) / gap
+                shorter += common
+                product += common * np.exp(behind * logs[k])
+        first = squared_norms(np.array(self.decays), steps)[0]
+        return np.asarray(first + fall**2 * shorter - 2 * fall * product)
+
+    def opposed_norm(self, fall: float) -> float:
+        """The largest norm of C(e_a - fall e_b): an impulse, and a part of it gone elsewhere.
+
+        Of pairs with one distance the earliest are the worst, with the larger part first. A stream
+        too long to try them all has the bound for columns that never overlap.
+        """
+        return _largest_opposed(self, fall, 0.0)
+
     def row_norm(self, step: int) -> float:
         """Norm of the first `step` coefficients of B, in closed form."""
         check_whole("step", step, 1, self.steps)
@@ -271,6 +301,16 @@ def _advance_modes(state: Reals, factors: Reals, weights: Reals, z: Reals, noise
             state[k, j] = value
             total += weights[j] * value
         noise[k] = total
+
+
+@lru_cache(maxsize=256)
+def _largest_opposed(process: BufferedLinearToeplitz, fall: float, gain: float) -> float:
+    """The largest norm of two opposed impulses, or of one, with a last row of `gain`."""
+    alone = process.column_norm() ** 2
+    if process.steps > _MOST_TRIED:
+        return math.sqrt(alone * (1 + fall**2) + gain**2)
+    pairs = max(process.opposed_norms(fall), default=0.0) + (gain * (1 - fall)) ** 2
+    return math.sqrt(max(alone + gain**2, pairs))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -335,6 +375,10 @@ class LastTwice:
     def column_norm(self) -> float:
         """Norm of the process's first column and of the last row's entry."""
         return math.hypot(self.process.column_norm(), self.gain)
+
+    def opposed_norm(self, fall: float) -> float:
+        """That of the process with the last row, in which what goes takes back what came."""
+        return _largest_opposed(self.process, fall, self.gain)
 
     def row_norm(self, step: int) -> float:
         """That of the process, but for the last step."""

@@ -125,18 +125,33 @@ def weight_error(process: Process) -> Fraction:
     return round_up(_ROOM * 16 * process.buffers * UNIT * total)
 
 
-def streamed_norm(process: Process) -> Fraction:
-    """The column norm of what is streamed, rounded up."""
-    return Fraction(process.column_norm()) * (1 + Fraction(1, 10**12) + weight_error(process))
+def streamed_norm(process: Process, fall: Fraction = Fraction(0)) -> Fraction:
+    """The largest norm, rounded up, of what an impulse moves that is streamed.
+
+    With `fall`, of an impulse and of that part of it taken away at any other step.
+    """
+    room = 1 + Fraction(1, 10**12) + (1 + fall) * weight_error(process)
+    if not fall:
+        return Fraction(process.column_norm()) * room
+    if isinstance(process, Honaker):
+        raise InvalidParameter("what may come and go at different steps has no counter of trees")
+    return Fraction(process.opposed_norm(float(fall))) * room
 
 
-def sigma_for(process: Process, *, sensitivity: Fraction, mu_squared: Fraction) -> Fraction:
+def sigma_for(
+    process: Process,
+    *,
+    sensitivity: Fraction,
+    mu_squared: Fraction,
+    fall: Fraction = Fraction(0),
+) -> Fraction:
     """Sigma in grid steps of a column that may cost mu^2, in windows of this many steps.
 
     A unit shifts what a window measures by `sensitivity` times its column norm at most, so every
-    window, long or short, is scaled by its own norm.
+    window, long or short, is scaled by its own norm. `fall`: as for `streamed_norm`.
     """
-    return round_up(root_above((streamed_norm(process) * sensitivity) ** 2 / mu_squared))
+    norm = streamed_norm(process, fall)
+    return round_up(root_above((norm * sensitivity) ** 2 / mu_squared))
 
 
 def calibrate(
@@ -184,6 +199,7 @@ def query_error(
     sensitivities: Sequence[Fraction],
     mu_squares: Sequence[Fraction],
     influence: Sequence[int],
+    falls: Sequence[Fraction] = (),
 ) -> FloatError:
     """Float error of all that one unit influences: so many processes in each column.
 
@@ -191,10 +207,12 @@ def query_error(
     as the worst of them.
     """
     xi = tau = Fraction(0)
-    for sensitivity, share, count in zip(sensitivities, mu_squares, influence, strict=True):
+    falls = falls or [Fraction(0)] * len(sensitivities)
+    columns = zip(sensitivities, mu_squares, influence, falls, strict=True)
+    for sensitivity, share, count, fall in columns:
         errors = []
         for process in processes:
-            sigma = sigma_for(process, sensitivity=sensitivity, mu_squared=share)
+            sigma = sigma_for(process, sensitivity=sensitivity, mu_squared=share, fall=fall)
             errors.append(float_error(process, sigma=float(sigma)))
         xi += count * max(error.xi for error in errors)
         tau += count * max(error.tau for error in errors)
@@ -210,6 +228,7 @@ def calibrate_query(
     epsilon: Fraction,
     delta: Fraction,
     delta_slack: Fraction,
+    falls: Sequence[Fraction] = (),
 ) -> QueryCalibration:
     """The largest mu^2 with which a continual GROUP BY keeps (epsilon, delta).
 
@@ -217,8 +236,10 @@ def calibrate_query(
     `sensitivities` are upper bounds on what it changes in each column, in grid steps; `shares`, of
     sum 1, say how mu^2 is divided among the columns; `delta_slack` is the part of delta that
     selecting keys takes. `others` are the processes of windows of other lengths; sigmas are those
-    of `process`.
+    of `process`. `falls`: what a unit may take away from a column at another step than it adds to
+    it, by the part of what it adds; none where it only adds.
     """
+    falls = falls or [Fraction(0)] * len(sensitivities)
     if not 0 < sum(shares) <= 1 or min(shares) <= 0 or min(influence) < 1:
         raise InvalidParameter(
             "shares must be above 0 with a sum of 1, influence at least 1; got "
@@ -247,14 +268,15 @@ def calibrate_query(
             sensitivities=sensitivities,
             mu_squares=mu_squares,
             influence=influence,
+            falls=falls,
         )
         spent = delta_of(
             epsilon=epsilon, mu_squared=mu_squared, delta_slack=delta_slack, error=error
         )
         if spent <= delta:
             sigmas = tuple(
-                sigma_for(process, sensitivity=sensitivity, mu_squared=share)
-                for sensitivity, share in zip(sensitivities, mu_squares, strict=True)
+                sigma_for(process, sensitivity=sensitivity, mu_squared=share, fall=fall)
+                for sensitivity, share, fall in zip(sensitivities, mu_squares, falls, strict=True)
             )
             return QueryCalibration(mu_squared=mu_squared, sigmas=sigmas, error=error)
         if 2 * error.xi > NEGLIGIBLE * epsilon or most * error.tau > NEGLIGIBLE * delta:

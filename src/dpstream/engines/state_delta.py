@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from dpstream.counting.noise_process import KeyedNoise
 from dpstream.group_by.bounding import pair_table, unit_table
+from dpstream.group_by.contributions import contribution_table, distinct_tables
 from dpstream.group_by.flow import Flow
 from dpstream.group_by.groups import GroupBucket
 from dpstream.group_by.hash_tables import HashTable
@@ -23,14 +24,18 @@ Watermarks = dict[str, Any]
 """How much of an owner's tables a snapshot has: rows in use."""
 STAGES = ("units", "groups")
 """What has state: bounding, by unit, and all that comes after it, by group."""
-_UNSEEN = (0, 0, 0)  # rows of a group bucket's table, active groups, rows of its members
+_UNSEEN = (0, 0, 0, ())  # rows of a group bucket's table, active groups, members and values
 _GROWTH = 2  # files that hold this many times what there is are written anew
 _SMALL = 1 << 20  # bytes; waste below is left alone
 
 
 def owners(flow: Flow) -> list[Owner]:
     """Every window and period that has state."""
-    tables = (t for bucket in flow.state.units for t in (bucket.windows, bucket.counted_pairs))
+    tables = (
+        t
+        for bucket in flow.state.units
+        for t in (bucket.windows, bucket.counted_pairs, bucket.contributions)
+    )
     windows = {number for by_window in tables for number in by_window}
     windows |= set(flow.state.windows) | set(flow.state.totals)
     return [("period", n) for n in sorted(flow.state.periods)] + [
@@ -78,7 +83,8 @@ def is_wasteful(flow: Flow, current: Sequence[Owner], stored: int) -> bool:
     size = 0  # about
     for owner in current:
         groups = flow.state.windows.get(owner[1], []) if owner[0] == "window" else []
-        tables = [*_unit_tables(flow, owner)["tables"], *(bucket.table for bucket in groups)]
+        of_units = [table for some in _unit_tables(flow, owner).values() for table in some]
+        tables = [*of_units, *(bucket.table for bucket in groups)]
         size += sum(table.stored for table in tables)
         size += sum(bucket.bytes - bucket.table.bytes for bucket in groups)
     return stored > _GROWTH * size + _SMALL
@@ -91,7 +97,12 @@ def _watermarks(flow: Flow, owner: Owner, stages: Sequence[str]) -> Watermarks:
             marks[name] = [table.used for table in tables]
     if "groups" in stages and owner[0] == "window":
         marks["groups"] = [
-            (b.table.used, len(b.active), 0 if b.members is None else b.members.used)
+            (
+                b.table.used,
+                len(b.active),
+                0 if b.members is None else b.members.used,
+                tuple(values.used for values in b.values),
+            )
             for b in _group_buckets(flow, owner[1])
         ]
     return marks
@@ -104,6 +115,13 @@ def _unit_tables(flow: Flow, owner: Owner) -> dict[str, list[HashTable]]:
         tables = {"tables": [b.windows.setdefault(number, pair_table(b.bounds)) for b in units]}
         if flow.query.totals and flow.query.counts_units:
             tables["counted"] = [b.counted_pairs.setdefault(number, HashTable()) for b in units]
+        if flow.query.unit_measures:
+            for bucket in units:
+                bucket.contributions.setdefault(number, contribution_table(flow.query))
+                bucket.values.setdefault(number, distinct_tables(flow.query))
+            tables["contributions"] = [b.contributions[number] for b in units]
+            for at in range(len(units[0].values[number])):
+                tables[f"values {at}"] = [b.values[number][at] for b in units]
         return tables
     tables = {"tables": [b.periods.setdefault(number, unit_table()) for b in units]}
     if flow.query.totals:
@@ -116,9 +134,13 @@ def _group_buckets(flow: Flow, window: int) -> list[GroupBucket]:
     return [*flow.groups(window), *([flow.totals(window).bucket] if flow.query.totals else [])]
 
 
-def _group(bucket: GroupBucket, rows: int, active: int, members: int) -> dict[str, Any]:
+def _group(
+    bucket: GroupBucket, rows: int, active: int, members: int, values: tuple[int, ...]
+) -> dict[str, Any]:
     shown, known = bucket.shown, bucket.members
-    return {
+    since = values or (0,) * len(bucket.values)
+    more = {"values": [v.delta(n) for v, n in zip(bucket.values, since, strict=True)]}
+    return (more if bucket.values else {}) | {
         "table": bucket.table.delta(rows),
         "members": None if known is None else known.delta(members),
         "round": bucket.round.copy(),
@@ -140,6 +162,8 @@ def _restore_group(bucket: GroupBucket, part: dict[str, Any]) -> None:
     if part["members"] is not None:
         bucket.members = bucket.members or HashTable(1)
         bucket.members.apply(part["members"])
+    for table, rows in zip(bucket.values, part.get("values", ()), strict=True):
+        table.apply(rows)
     bucket.round = part["round"]
     if part["active since"] == 0:
         bucket.active, bucket.keys = np.zeros(0, np.int64), []

@@ -42,6 +42,7 @@ _KINDS = {
     "dropped": "rows that the bounds drop",
     "beyond": "units that lose more rows than count",
     "kept": "rows after bounding",
+    "clamped": "rows per unit",
 }
 
 
@@ -236,6 +237,10 @@ def measure_name(measure: Measure) -> str:
     """What noise is put on, in words."""
     if not measure.column:
         return _KINDS.get(measure.kind, measure.kind)
+    if measure.kind == "distinct":
+        return f"distinct values of {measure.column}"
+    if measure.kind == "clamped":
+        return f"{'average' if measure.of_unit == 'mean' else 'sum'} of {measure.column} per unit"
     if measure.kind != "value":
         return f"sum of {measure.column} of rows that are {measure.kind}"
     return f"sum of {measure.column}{' (squared distances)' if measure.power == 2 else ''}"
@@ -250,11 +255,45 @@ def _measures(plan: NoisePlan) -> list[dict[str, Any]]:
                 "measure": measure_name(measure),
                 "sensitivity": value,
                 "quantum": float(measure.quantum),
-                "derivation": _derivation(measure, plan.query, value),
+                "derivation": _per_unit(measure, plan, value)
+                if measure.per_unit
+                else _derivation(measure, plan.query, value),
                 "share": f"{float(share / total):.{0 if share * 50 > total else 1}%}",
             }
         )
     return measures
+
+
+def _per_unit(measure: Measure, plan: NoisePlan, value: float) -> str:
+    """The same for what is bounded for each unit and group, and what that means for its rows."""
+    groups, largest = plan.query.bounds.groups, float(measure.largest * measure.quantum)
+    lo, hi, most = float(measure.lo), float(measure.hi), f"{largest:g} * sqrt({groups})"
+    how = f"at most {largest:g} of a unit in each of {groups} groups: {most} = {value:.4g}"
+    if measure.kind == "distinct":
+        how += f", the first {hi:g} values of a unit to come; a value that goes with one unit may "
+        how += "still come with a later one"
+    elif measure.of_unit == "mean":
+        how += f"; each unit's own average within [{lo:g}, {hi:g}], counted from "
+        how += f"{float(measure.middle):g}: a unit with many rows counts as much as one with few"
+    elif measure.of_unit == "sum":
+        how += f"; all rows of a unit in a group are added up, then clamped to [{lo:g}, {hi:g}]"
+    elif measure.fall:
+        how += (
+            f"; published more than once, so a unit's positive values count up to {hi:g} and its "
+            f"negative ones down to {lo:g}, each apart, where a window that is published once "
+            "would clamp their sum"
+        )
+    else:
+        what = "rows of a unit count" if not measure.column else "values add up"
+        beyond = "" if not measure.column else "; values on the other side of 0 count as 0"
+        how += f"; all {what} within [{lo:g}, {hi:g}], whatever max_rows_per_group is{beyond}"
+    factors = [plan.opposed(measure, length) for length in plan.query.schedule.lengths]
+    if max(factors) > 1.005:
+        how += (
+            f"; the noise is {max(factors):.3g} times that of something that only grows, for what "
+            "comes at one trigger and goes at another"
+        )
+    return how
 
 
 def _derivation(measure: Measure, query: Query, value: float) -> str:
@@ -301,7 +340,8 @@ def _columns(plan: NoisePlan, releases: int) -> list[dict[str, Any]]:
         spread = spreads[0]
         if not per_row:
             _, spread = aggregate.answer([(np.zeros(releases), each) for each in spreads], False)
-        note = " (divided by the number of rows of the group)" if per_row else ""
+        of = "units" if aggregate.per_unit else "rows"
+        note = f" (divided by the number of {of} of the group)" if per_row else ""
         columns.append(
             {
                 "column": aggregate.name,
@@ -417,6 +457,10 @@ def _memory(query: Query, width: int) -> dict[str, Any]:
         tables, pair = tables + 1, pair + row_bytes()[0]
     if query.rounds_of_units:
         pair += row_bytes(1)[0]
+    clamped = sum(measure.kind == "clamped" for measure in query.unit_measures)
+    counted = len(query.unit_measures) - clamped
+    if query.unit_measures:
+        tables, pair = tables + 1 + 2 * counted, pair + row_bytes(2 * clamped + counted)[0]
     group = row_bytes(measures + query.in_rounds)[0]
     noise = _ID + _WORD * width
     shown = group + measures * noise + 4 * _WORD + _WORD * measures * (query.min_change is not None)
@@ -425,6 +469,11 @@ def _memory(query: Query, width: int) -> dict[str, Any]:
     lasts = "for ever" if query.privacy_unit_period == "forever" else "until its period is final"
     lost = f" ({row_bytes(1)[0]:.0f} more if it loses rows)" if query.totals else ""
     pairs = f"{pair:.0f} per (unit, group), " if pair else ""
+    value = row_bytes()[0]
+    if counted:
+        most = sum(int(m.hi) for m in query.unit_measures if m.kind == "distinct")
+        million += value * most * bounds.groups
+        pairs += f"{value:.0f} per (unit, group, value) and per (group, value) counted, "
     words = (
         f"about {fixed / 1e6:.1f} MB for the query, {unit:.0f} bytes per unit{lost}, kept "
         f"{lasts}, and until its window is final {pairs}{group:.0f} per group, {shown:.0f} "
@@ -436,6 +485,7 @@ def _memory(query: Query, width: int) -> dict[str, Any]:
         "bytes_per_query": fixed,
         "bytes_per_unit": [round(least), round(most)],
         "bytes_per_unit_and_group": round(pair),
+        **({"bytes_per_value": round(value)} if counted else {}),
         "bytes_per_group": round(group),
         "bytes_per_shown_group": round(shown),
         "words": words,

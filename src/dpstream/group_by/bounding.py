@@ -22,10 +22,11 @@ from dpstream.records import Integers, Words
 from dpstream.rows.row_batch import Rows, RowSlice, rows_at, rows_by_window
 from dpstream.rows.row_ids import combine, multiset_digest
 
-KEPT, FIRST = 1, 2
-"""A row is kept; it is the first of its unit in its group."""
+KEPT, FIRST, INSIDE = 1, 2, 4
+"""A row is kept; it is the first of its unit in its group; its unit is in the group (noted where
+all rows of such units count, `contributions.py`)."""
 KeepMask = npt.NDArray[np.uint8]
-"""By row: 0, KEPT, or KEPT | FIRST."""
+"""By row: 0, KEPT, or KEPT | FIRST; INSIDE where that is noted."""
 
 _ROWS, _GROUPS = 2, 3  # words of a unit: rows and groups kept of it
 _EVERY: Flags = np.zeros(0, np.uint8)  # no estimate: every row is taken as it comes
@@ -56,6 +57,10 @@ class UnitBucket:
     """Rows dropped of each unit, by period, where they are counted (`bias.py`)."""
     counted_pairs: dict[int, HashTable] = field(default_factory=dict)
     """Units in groups that were counted, kept or dropped, by window, where they count once."""
+    contributions: dict[int, HashTable] = field(default_factory=dict)
+    """What units have added to groups, by window, where that is bounded (`contributions.py`)."""
+    values: dict[int, list[HashTable]] = field(default_factory=dict)
+    """The values that units have brought to groups, likewise."""
 
     def keep(
         self,

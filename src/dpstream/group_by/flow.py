@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import numpy as np
@@ -23,6 +23,7 @@ import pyarrow as pa
 
 from dpstream.group_by.bias import Totals, count_totals
 from dpstream.group_by.bounding import KeepMask, UnitBucket
+from dpstream.group_by.contributions import add_contributions
 from dpstream.group_by.groups import GroupBucket
 from dpstream.group_by.hash_tables import in_buckets
 from dpstream.group_by.key_selection import Passes, end_rounds, passes, select_keys
@@ -48,7 +49,8 @@ class BoundedRows:
     window: int
     rows: Rows
     keep_mask: KeepMask
-    """By row: 0 (dropped), KEPT, or KEPT | FIRST (the first of its unit in its group)."""
+    """By row: 0 (dropped), KEPT, or KEPT | FIRST (the first of its unit in its group); or INSIDE
+    beside or without them, where rows beyond the bounds count of a unit that is in the group."""
     totals: Integers | None
     """What they add to the totals of the window, where it has any."""
 
@@ -112,6 +114,7 @@ class Flow:
         for window, period, rows in rows_by_window(slices):
             keep_mask = self.bound(window, period, rows)
             totals = self.count_totals(window, period, rows, keep_mask)
+            rows = self.contributions(window, rows, keep_mask)
             part = BoundedRows(window=window, rows=rows, keep_mask=keep_mask, totals=totals)
             bounded.append(part)
         return bounded
@@ -146,7 +149,7 @@ class Flow:
         """Which rows of a step are kept, and which are the first of their unit in their group."""
         keep_mask: KeepMask = np.zeros(len(rows), np.uint8)
         batch = (rows.units, rows.groups, rows.digests)
-        by_value = bool(self.query.value_measures)
+        by_value = any(measure.kind == "value" for measure in self.query.measures)
 
         def bound_bucket(bucket: UnitBucket, places: Integers) -> None:
             bucket.keep(window, period, batch, places, keep_mask, by_value=by_value)
@@ -169,6 +172,23 @@ class Flow:
         counts = self.workers.each(count_bucket, self.state.units, places, size=len(rows))
         totals: Integers = np.sum(counts, axis=0)
         return totals
+
+    def contributions(self, window: int, rows: Rows, keep_mask: KeepMask) -> Rows:
+        """The rows with what they add to what is bounded for each unit and group, if anything is.
+
+        Rows that count there alone are marked in `keep_mask`.
+        """
+        if not self.query.unit_measures:
+            return rows
+        values = rows.values.copy()
+
+        def add_bucket(bucket: UnitBucket, places: Integers) -> None:
+            of_rows = (rows.units, rows.groups, places, keep_mask, values)
+            add_contributions(self.query, bucket, window, *of_rows)
+
+        places = in_buckets(rows.units, self.buckets)
+        self.workers.each(add_bucket, self.state.units, places, size=len(rows))
+        return replace(rows, values=values)
 
     # Aggregate: exact integers, seen by nobody.
 
@@ -354,6 +374,9 @@ class QueryState:
             for kind in (bucket.periods, bucket.windows, bucket.dropped, bucket.counted_pairs)
             for table in kind.values()
         ]
+        for bucket in self.units:
+            tables += bucket.contributions.values()
+            tables += (table for some in bucket.values.values() for table in some)
         groups = [bucket for buckets in self.windows.values() for bucket in buckets]
         return sum(t.bytes for t in tables) + sum(g.bytes for g in groups)
 
@@ -371,7 +394,8 @@ class QueryState:
         self.totals.pop(window, None)
         for bucket in self.units:
             bucket.windows.pop(window, None)
-            bucket.counted_pairs.pop(window, None)
+            for tables in (bucket.counted_pairs, bucket.contributions, bucket.values):
+                tables.pop(window, None)
 
     def evict_period(self, period: int) -> None:
         """Drop a period's units."""

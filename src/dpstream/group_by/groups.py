@@ -13,14 +13,14 @@ import pyarrow as pa
 from dpstream.compiled import compiled
 from dpstream.counting.noise_process import KeyedNoise
 from dpstream.errors import StateError
-from dpstream.group_by.bounding import FIRST, KeepMask
+from dpstream.group_by.bounding import FIRST, KEPT, KeepMask
 from dpstream.group_by.hash_tables import SLICE, HashTable
 from dpstream.query.aggregates import Measure
 from dpstream.records import Integers, Reals, Words
 
 LARGEST_SUM = 1 << 61
 TOO_LARGE = "a sum left the integers of 61 bits; use a coarser quantum"
-_KINDS = ("units", "rows", "value", "round")
+_KINDS = ("units", "rows", "value", "round", "clamped", "distinct")
 _FEW = 32  # tables of key columns before they are joined
 _ACTIVE = 1  # a group has been active, and its key columns are known
 
@@ -50,6 +50,7 @@ class GroupBucket:
         self.in_rounds = any(m.kind == "round" for m in measures)
         self.table = HashTable(len(measures) + self.in_rounds)
         self.members: HashTable | None = None  # units in groups, and the step of their last row
+        self.values = [HashTable() for m in measures if m.kind == "distinct"]  # in groups
         self.round: Integers = np.zeros(0, np.int64)  # active groups whose round has noise
         self.active: Integers = np.zeros(0, np.int64)  # rows of the table, as they became active
         self.keys: list[pa.Table] = []  # key columns of the active groups
@@ -69,7 +70,7 @@ class GroupBucket:
         units: Words | None = None,
         step: int = 0,
     ) -> None:
-        """Add the rows at `places`, which are kept; groups that pass the pre-threshold get active.
+        """Add the rows at `places`, which count; groups that pass the pre-threshold get active.
 
         The row that takes a group past the threshold names its key columns. `units` and `step` are
         needed where keys are found in rounds and a unit may have several rows in a group.
@@ -77,6 +78,8 @@ class GroupBucket:
         rows: Integers = np.empty(min(len(places), SLICE), np.int64)
         became, at = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
         activated: list[tuple[Integers, Integers]] = []  # groups, and the rows that name them
+        if self.values:
+            values = self._new_values(groups, values, places)
         for start in range(0, len(places), SLICE):
             part = places[start : start + SLICE]
             self.table.find(groups, part, rows)
@@ -105,6 +108,22 @@ class GroupBucket:
             raise StateError(TOO_LARGE)
         if count:
             self._activate(rows[became[:count]], keys.take(pa.array(became[:count])))
+
+    def _new_values(self, groups: Words, values: Integers, places: Integers) -> Integers:
+        """The same values; that of a distinct count is 1 where nobody has brought it before."""
+        values, column, number = values.copy(), 0, 0
+        for code in self.codes:
+            if _KINDS[code] == "distinct":
+                ids = np.ascontiguousarray(values[places, column : column + 2]).view(np.uint64)
+                given = np.flatnonzero(ids.any(axis=1))
+                pairs = np.ascontiguousarray(ids[given] ^ groups[places[given]][:, ::-1])
+                before = self.values[number].used
+                found, first = np.unique(self.values[number].rows(pairs), return_index=True)
+                values[places, column] = 0
+                values[places[given[first[found >= before]]], column] = 1
+                number += 1
+            column += {"value": 1, "clamped": 1, "distinct": 2}.get(_KINDS[code], 0)
+        return values
 
     def _new_in_round(
         self, groups: Words, units: Words, rows: Integers, places: Integers, step: int, size: int
@@ -161,6 +180,7 @@ class GroupBucket:
         noise = 0 if self.noise is None else self.noise.ids.nbytes + self.noise.state.nbytes
         others = sum(n.ids.nbytes + n.state.nbytes for n in self.shown.noise)
         members = 0 if self.members is None else self.members.bytes
+        members += sum(values.bytes for values in self.values)
         return self.table.bytes + members + noise + others + sum(int(k.nbytes) for k in self.keys)
 
 
@@ -225,10 +245,15 @@ def _add(
                         became[count], at[count] = row, place
                         count += 1
             elif codes[m] == 1:
-                sums[row, m] += 1
+                sums[row, m] += keep_mask[place] & KEPT
             elif codes[m] == 2:
-                sums[row, m] += values[place, value]
+                if keep_mask[place] & KEPT:
+                    sums[row, m] += values[place, value]
                 value += 1
+                over |= abs(sums[row, m]) > LARGEST_SUM
+            elif codes[m] >= 4:  # of rows that are not kept, too, if their unit is in the group
+                sums[row, m] += values[place, value]
+                value += codes[m] - 3
                 over |= abs(sums[row, m]) > LARGEST_SUM
             elif new[place] & FIRST:
                 sums[row, 0] += 1

@@ -50,7 +50,8 @@ def answer_columns(
         for measure in measures[aggregate.name]:
             steps, stddev = noisy[measure]
             quantum = float(measure.quantum)
-            values = steps if measure.kind != "value" else steps * quantum
+            summed = measure.kind in ("value", "clamped") and measure.column
+            values = steps * quantum if summed else steps
             pairs.append((values, np.full(len(steps), stddev * quantum)))
         values, spread = aggregate.answer(pairs, nonnegative)
         kept = None if bias is None else bias.of_aggregate(aggregate)

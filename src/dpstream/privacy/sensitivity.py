@@ -152,6 +152,19 @@ def units_change(*, rows: int, groups: int) -> Fraction:
     return root_above(Fraction(min(rows, groups)))
 
 
+@cache
+def per_unit_change(*, groups: int, largest: Fraction) -> Fraction:
+    """L2 change of a column that is bounded per unit and group, when one unit comes or goes.
+
+    It adds at most `largest` to each of its groups, over all steps together, however many rows it
+    has there. What it takes away at other steps is counted by the counter (`opposed_norm`).
+
+    >>> per_unit_change(groups=4, largest=Fraction(10))
+    Fraction(20, 1)
+    """
+    return group_by_change(rows=groups, per_group=1, groups=groups, largest=largest)
+
+
 def rounds_change(*, rows: int) -> Fraction:
     """L2 change of the units of all rounds of all groups, for one unit with at most `rows` rows.
 

@@ -9,6 +9,10 @@ added to measures and to nothing else. A value lies on a public grid, `quantum`,
     SUM(x)                sum of clamp(x)
     AVG(x)                middle + sum of (clamp(x) - middle) / rows
     VARIANCE, STDDEV      AVG of the squared distance from the middle, less that of AVG, squared
+    COUNT(DISTINCT x)     values, of which each unit brings a few to a group
+
+Bounds per row clamp each row. Bounds per group clamp what all rows of a unit in a group make
+together, however many they are. Proof: `docs/soundness/per_unit.md`.
 """
 
 from __future__ import annotations
@@ -34,9 +38,13 @@ class Measure:
     "round": units since their group was last published. With `power` 2 the squared distance from
     `middle` is summed, less the middle of its own range. Of a window as a whole: "kept" and
     "dropped" rows, or with a column their values, and units "beyond" the dropped rows that count.
+    "clamped": of each unit what `of_unit` says of its rows, within [lo, hi]. "distinct": values, of
+    which each unit brings at most `hi`.
     """
 
-    kind: Literal["units", "rows", "value", "round", "kept", "dropped", "beyond"]
+    kind: Literal[
+        "units", "rows", "value", "round", "kept", "dropped", "beyond", "clamped", "distinct"
+    ]
     column: str = ""
     lo: Fraction = Fraction(0)
     hi: Fraction = Fraction(1)
@@ -45,10 +53,16 @@ class Measure:
     power: Literal[1, 2] = 1
     null: Fraction | None = None
     """What NULL counts as; None: the middle."""
+    of_unit: Literal["parts", "sum", "mean"] = "parts"
+    """What is clamped of a unit in a group: the sums of its positive values and of its negative
+    ones, each apart; the sum of all; or their mean."""
 
     @property
     def name(self) -> str:
         """Injective; part of every noise address."""
+        if self.kind == "clamped":
+            bounds = f"{self.lo}|{self.hi}|{self.middle}|{self.quantum}"
+            return f"clamped|{self.of_unit}|{bounds}|{self.column}"
         if not self.column:
             return self.kind
         if self.kind != "value":
@@ -70,15 +84,51 @@ class Measure:
 
     @property
     def largest(self) -> Fraction:
-        """The most that one row adds, in grid steps."""
-        if not self.column:
+        """The most that one row adds, in grid steps; for some kinds, that one unit adds."""
+        if not self.column and self.kind != "clamped":
             return Fraction(1)
         if self.power == 1:
             return self.reach / self.quantum
         return max(self.reach**2 - self.offset, self.offset) / self.quantum
 
+    @property
+    def per_unit(self) -> bool:
+        """Is it bounded for each unit and group, however many rows the unit has there?"""
+        return self.kind in ("clamped", "distinct")
+
+    @property
+    def columns_of_values(self) -> int:
+        """How many numbers of each row it needs; the id of a value has two words."""
+        return {"value": 1, "clamped": 1, "distinct": 2}.get(self.kind, 0)
+
+    @property
+    def fall(self) -> Fraction:
+        """What a unit may take away at one step for each 1 that it adds at another, at most 1."""
+        if self.kind == "distinct":  # without the unit, the next one who brings the value counts
+            return Fraction(1)
+        if self.kind != "clamped" or self.of_unit != "parts" or not self.lo < 0 < self.hi:
+            return Fraction(0)
+        return min(self.hi, -self.lo) / max(self.hi, -self.lo)
+
+    def unclamped(self, values: Reals) -> Integers:
+        """Values of rows on the grid, as long as they can matter to what is clamped later.
+
+        Parts are clamped to what a part may be: more of one row never counts.
+        """
+        steps = values / float(self.quantum)
+        lo, hi = float(-MOST_STEPS), float(MOST_STEPS)
+        if self.of_unit == "parts":
+            lo, hi = (
+                min(float(self.lo / self.quantum), 0.0),
+                max(float(self.hi / self.quantum), 0.0),
+            )
+        whole = np.rint(np.clip(np.where(np.isnan(steps), 0.0, steps), lo, hi)).astype(np.int64)
+        return np.where(np.isnan(steps), NULL_STEPS, whole)
+
     def on_grid(self, values: Reals) -> Integers:
         """Clamp, take the middle off, round to the grid; NULL is NaN here."""
+        if self.kind == "clamped":
+            return self.unclamped(values)
         lo, hi, middle = float(self.lo), float(self.hi), float(self.middle)
         if self.null is not None:
             values = np.where(np.isnan(values), float(self.null), values)
@@ -89,6 +139,12 @@ class Measure:
         most = float(self.largest)  # the division may round beyond the edge
         return np.where(np.isnan(steps), 0, np.clip(steps, -most, most)).astype(np.int64)
 
+
+MOST_STEPS = 1 << 40
+"""Grid steps of one row's value, where it is not clamped itself."""
+_MOST_VALUES = 1 << 20
+NULL_STEPS = -(1 << 62)
+"""Stands for NULL among values that are not clamped themselves."""
 
 Pair: TypeAlias = tuple[Any, Reals]
 """Answers and their standard deviations."""
@@ -119,12 +175,27 @@ class Count(Identified, identity="count", keys="name"):
     """COUNT(*): rows per group."""
 
     name: str = "count"
+    contribution_bounds_per_group: tuple[Amount, Amount] | None = field(
+        kw_only=True, default=None, repr=False
+    )
     grows: ClassVar[bool] = True
     """Does it grow with every row? Then rows that bounding dropped can be made up for."""
+    per_unit: ClassVar[bool] = False
+    """Does it ask for units, or for what each unit has in a group, and not for rows?"""
     error_bar: ClassVar[ErrorBar] = "fixed"
     """What is known of its error bar before a row is read."""
     bounds_all: ClassVar[bool] = True
     """Can `high_all` say how large it may be of all rows, dropped ones too?"""
+
+    def __new__(cls, *args: Any, **facts: Any) -> Any:
+        """With bounds per group it is another aggregate, with an identity of its own."""
+        return _new(cls, facts)
+
+    def __post_init__(self) -> None:
+        if self.contribution_bounds_per_group is not None:
+            raise InvalidParameter(
+                f"contribution_bounds_per_group are for Count, Sum and Avg; {self.name!r} is none"
+            )
 
     def measures(self, one_row: bool) -> tuple[Measure, ...]:
         """Rows; they are the units where a unit has one row per group."""
@@ -150,6 +221,7 @@ class CountUnits(Count, identity="count_units"):
 
     name: str = "units"
     grows = False
+    per_unit = True
 
     def measures(self, one_row: bool) -> tuple[Measure, ...]:
         """Distinct units."""
@@ -158,26 +230,47 @@ class CountUnits(Count, identity="count_units"):
 
 @dataclass(frozen=True)
 class Sum(Identified, identity="sum", keys="name column lo hi quantum"):
-    """SUM of a column, each value clamped to `contribution_bounds_per_row`, (lo, hi), first."""
+    """SUM of a column, each value clamped to `contribution_bounds_per_row`, (lo, hi), first.
+
+    With `contribution_bounds_per_group` no row is clamped, and all rows count of a unit that is in
+    a group, whatever `max_rows_per_group` is: what they add up to is clamped (`SumPerGroup`).
+    """
 
     name: str
     column: str = field(kw_only=True)
-    contribution_bounds_per_row: tuple[Amount, Amount] = field(kw_only=True, repr=False)
+    contribution_bounds_per_row: tuple[Amount, Amount] | None = field(
+        kw_only=True, default=None, repr=False
+    )
+    contribution_bounds_per_group: tuple[Amount, Amount] | None = field(
+        kw_only=True, default=None, repr=False
+    )
     lo: Fraction = field(init=False)
     hi: Fraction = field(init=False)
     quantum: Any = field(kw_only=True, default=None)
     chosen: bool = field(kw_only=True, default=True, repr=False)
     """Did the user choose the quantum?"""
     grows: ClassVar[bool] = True
+    per_unit: ClassVar[bool] = False
     error_bar: ClassVar[ErrorBar] = "fixed"
     bounds_all: ClassVar[bool] = True
 
+    def __new__(cls, *args: Any, **facts: Any) -> Any:
+        """With bounds per group it is another aggregate, with an identity of its own."""
+        return _new(cls, facts)
+
     def __post_init__(self) -> None:
-        given: Any = self.contribution_bounds_per_row
-        if not isinstance(given, tuple | list) or len(given) != 2:
+        argument = f"contribution_bounds_per_{'group' if self.per_unit else 'row'}"
+        other = "contribution_bounds_per_row" if self.per_unit else "contribution_bounds_per_group"
+        if getattr(self, other) is not None:
             raise InvalidParameter(
-                f"{self.name!r} needs contribution_bounds_per_row=(lo, hi); got {given!r}"
+                f"{self.name!r} has bounds per row and per group: give one of them"
+                if self.per_unit
+                else f"contribution_bounds_per_group are for Count, Sum and Avg; {self.name!r} is "
+                "none: give it contribution_bounds_per_row"
             )
+        given: Any = getattr(self, argument)
+        if not isinstance(given, tuple | list) or len(given) != 2:
+            raise InvalidParameter(f"{self.name!r} needs {argument}=(lo, hi); got {given!r}")
         lo, hi = exact(given[0], "lo"), exact(given[1], "hi")
         if lo >= hi:
             raise InvalidParameter(f"{self.name!r} needs lo < hi; got lo={given[0]}, hi={given[1]}")
@@ -193,7 +286,7 @@ class Sum(Identified, identity="sum", keys="name column lo hi quantum"):
             raise InvalidParameter(
                 f"{self.name!r} has more than 2^31 grid steps; use a coarser quantum"
             )
-        exact_values = {"contribution_bounds_per_row": (lo, hi), "lo": lo, "hi": hi}
+        exact_values = {argument: (lo, hi), "lo": lo, "hi": hi}
         for name, value in (exact_values | {"quantum": quantum}).items():
             object.__setattr__(self, name, value)
 
@@ -317,7 +410,116 @@ class Stddev(Variance, identity="stddev"):
         return np.maximum(low, 0.0), np.minimum(high, float(self.hi - self.lo) / 2)
 
 
+@dataclass(frozen=True)
+class SumPerGroup(Sum, identity="sum_per_group"):
+    """SUM of a column, of each unit what its rows in a group add up to, clamped to [lo, hi].
+
+    Of a window that is published again and again, positive values count up to hi and negative ones
+    down to lo, each apart, so that nothing of a unit rises and falls more than once. Where bounds
+    leave 0 out, values beyond it count as 0, and a unit in a group counts with the nearer bound at
+    least. A window that is published once (`once`) has the sum itself clamped. NULL adds nothing.
+    """
+
+    once: bool = field(kw_only=True, default=False, repr=False)
+    """Is each window published once? The query says so."""
+    grows: ClassVar[bool] = False
+    per_unit: ClassVar[bool] = True
+    bounds_all: ClassVar[bool] = False
+
+    def measures(self, one_row: bool) -> tuple[Measure, ...]:
+        """What is clamped of each unit."""
+        clamped = replace(self._value(Fraction(0)), kind="clamped")
+        return (replace(clamped, of_unit="sum") if self.once else clamped,)
+
+
+@dataclass(frozen=True)
+class AvgPerGroup(Avg, identity="avg_per_group"):
+    """AVG of the units' own averages in a group, each clamped to [lo, hi].
+
+    An average moves both ways as rows come, so each window must be published `once`.
+    """
+
+    once: bool = field(kw_only=True, default=False, repr=False)
+    per_unit: ClassVar[bool] = True
+    bounds_all: ClassVar[bool] = False
+
+    def measures(self, one_row: bool) -> tuple[Measure, ...]:
+        """Units' averages about the middle, and units."""
+        mean = replace(self._value(self.middle), kind="clamped", of_unit="mean")
+        return mean, Measure(kind="units")
+
+
+@dataclass(frozen=True)
+class CountPerGroup(Count, identity="count_per_group", keys="lo hi"):
+    """COUNT(*), of each unit the number of its rows in a group, clamped to [lo, hi]."""
+
+    lo: Fraction = field(init=False)
+    hi: Fraction = field(init=False)
+    grows = False
+    per_unit = True
+    bounds_all = False
+
+    def __post_init__(self) -> None:
+        same = Sum(
+            self.name,
+            column="rows",
+            contribution_bounds_per_group=self.contribution_bounds_per_group,
+            quantum=1,
+        )
+        if same.lo < 0:
+            raise InvalidParameter(f"a count is not below 0; {self.name!r} has lo={same.lo}")
+        for name in ("lo", "hi", "contribution_bounds_per_group"):
+            object.__setattr__(self, name, getattr(same, name))
+
+    def measures(self, one_row: bool) -> tuple[Measure, ...]:
+        """What is clamped of each unit: a sum of ones."""
+        return (Measure(kind="clamped", lo=self.lo, hi=self.hi),)
+
+
+@dataclass(frozen=True)
+class CountDistinct(Count, identity="count_distinct", keys="column most=max_values_per_group"):
+    """COUNT(DISTINCT column): values per group, of which each unit brings a few.
+
+    The first `max_values_per_group` values of a unit in a group count, and stay. A value counts
+    once in a group, from the first unit on that brings it. NULL is no value.
+    """
+
+    name: str = "distinct"
+    column: str = field(kw_only=True)
+    max_values_per_group: int = field(kw_only=True)
+    grows = False
+    per_unit = True
+    bounds_all = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        most: Any = self.max_values_per_group
+        if not isinstance(most, int | np.integer) or isinstance(most, bool) or most < 1:
+            raise InvalidParameter(
+                f"max_values_per_group of {self.name!r} must be a whole number of at least 1; got "
+                f"{most!r}"
+            )
+        if most > _MOST_VALUES:
+            raise InvalidParameter(
+                f"max_values_per_group of {self.name!r} must be at most {_MOST_VALUES}; got {most}"
+            )
+        object.__setattr__(self, "max_values_per_group", int(most))
+
+    def measures(self, one_row: bool) -> tuple[Measure, ...]:
+        """Values that nobody has brought before."""
+        most = Fraction(self.max_values_per_group)
+        return (Measure(kind="distinct", column=self.column, hi=most),)
+
+
 Aggregate: TypeAlias = Count | Sum
+
+
+def _new(cls: type, facts: dict[str, Any]) -> Any:
+    """An aggregate; with bounds per group, of the class for these."""
+    others: dict[type, type] = {Count: CountPerGroup, Sum: SumPerGroup, Avg: AvgPerGroup}
+    if facts.get("contribution_bounds_per_group") is not None:
+        cls = others.get(cls, cls)
+    return object.__new__(cls)
 
 
 def _quantum(lo: Fraction, hi: Fraction) -> Fraction:

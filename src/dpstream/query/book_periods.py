@@ -54,6 +54,8 @@ class BookShare:
 
 def _is_signed(column: Measure) -> bool:
     """May a row take something away from a column?"""
+    if column.per_unit:
+        return column.of_unit != "parts" or column.fall > 0
     return column.kind == "value" and (column.power == 2 or column.lo < column.middle)
 
 

@@ -19,14 +19,25 @@ from scipy.special import ndtri
 
 from dpstream.counting.binary_tree import Honaker
 from dpstream.counting.buffered import BufferedLinearToeplitz, LastTwice
-from dpstream.counting.noise_scale import Process, QueryCalibration, calibrate_query, sigma_for
+from dpstream.counting.noise_scale import (
+    Process,
+    QueryCalibration,
+    calibrate_query,
+    sigma_for,
+    streamed_norm,
+)
 from dpstream.errors import InvalidParameter
 from dpstream.privacy.accounting.accountant import FloatError
 from dpstream.privacy.accounting.calibration import split_budget
 from dpstream.privacy.accounting.promises import own_terms
 from dpstream.privacy.ledger.charges import Terms
 from dpstream.privacy.query_spend import QuerySpend
-from dpstream.privacy.sensitivity import group_by_change, rounds_change, units_change
+from dpstream.privacy.sensitivity import (
+    group_by_change,
+    per_unit_change,
+    rounds_change,
+    units_change,
+)
 from dpstream.query.aggregates import Measure, Sum
 from dpstream.query.book_periods import book_share, same_rows
 from dpstream.query.query import Query
@@ -88,6 +99,8 @@ class NoisePlan:
             return units_change(rows=bounds.rows, groups=bounds.groups)
         if measure.kind == "round":
             return rounds_change(rows=bounds.rows)
+        if measure.per_unit:
+            return per_unit_change(groups=bounds.groups, largest=measure.largest)
         if measure in self.query.totals:  # all rows of a unit may lie in one window
             rows = self._rows_of_total(measure)
             return group_by_change(rows=rows, per_group=rows, groups=1, largest=measure.largest)
@@ -97,6 +110,11 @@ class NoisePlan:
             groups=bounds.groups,
             largest=measure.largest,
         )
+
+    def opposed(self, measure: Measure, releases: int) -> float:
+        """How much more noise a measure has than if a unit only added to it."""
+        process = self._process(releases)
+        return float(streamed_norm(process, measure.fall) / streamed_norm(process))
 
     def _reached(self, measure: Measure) -> int:
         """How many processes of a measure one unit may move, at most."""
@@ -125,6 +143,7 @@ class NoisePlan:
         return calibrate_query(
             *(self._process(releases) for releases in query.schedule.lengths),
             sensitivities=self.sensitivities,
+            falls=[column.fall for column in self.columns],
             shares=[weight / sum(weights) for weight in weights],
             influence=[self._reached(column) for column in self.columns],
             epsilon=query.epsilon,
@@ -237,8 +256,10 @@ class NoisePlan:
         """The noise of some columns of groups that everybody knows."""
         process = self._process(releases)
         sigmas = tuple(
-            float(sigma_for(process, sensitivity=sensitivity, mu_squared=share))
-            for sensitivity, share in zip(self.sensitivities, self.shares, strict=True)
+            float(sigma_for(process, sensitivity=change, mu_squared=share, fall=column.fall))
+            for change, share, column in zip(
+                self.sensitivities, self.shares, self.columns, strict=True
+            )
         )[columns]
         stddevs: Reals = np.hypot(np.outer(sigmas, process.error()), 12**-0.5)
         return WindowPlan(

@@ -16,10 +16,11 @@ from dpstream.privacy.ledger.charges import Terms
 from dpstream.privacy.state.identity import canonical
 from dpstream.query.aggregates import (
     Aggregate,
+    AvgPerGroup,
     Count,
-    CountUnits,
     Measure,
     Sum,
+    SumPerGroup,
     all_measures,
     measures_by_name,
 )
@@ -190,12 +191,33 @@ class Query(RowSpec, identity="query", keys=_KEYS):
             raise InvalidParameter(
                 f"{name} needs report_bias: without it nobody measures what the bounds drop"
             )
+        once = self.every is None and self.triggers is None
+        for each in self.aggregates:
+            if isinstance(each, AvgPerGroup) and not once:
+                raise InvalidParameter(
+                    f"{each.name!r} averages each unit's own average, which rises and falls as "
+                    "rows come, so its windows cannot be published again and again: publish each "
+                    "window once (without EMIT EVERY, every and triggers), ask for a SUM and a "
+                    "COUNT with contribution_bounds_per_group, or give the AVG "
+                    "contribution_bounds_per_row"
+                )
+        fitted = (
+            replace(a, once=once) if isinstance(a, SumPerGroup | AvgPerGroup) else a
+            for a in self.aggregates
+        )
+        object.__setattr__(self, "aggregates", tuple(fitted))
         if self.strategy not in ("latched", "sqlp"):
             raise InvalidParameter(f"strategy must be 'latched' or 'sqlp'; got {self.strategy!r}")
         if self.strategy == "sqlp" and self.min_change is not None:
             raise InvalidParameter(
                 "min_change is for the strategy 'latched': 'sqlp' publishes a group only when "
                 "enough units have come to it anyway"
+            )
+        per_unit = [a.name for a in self.aggregates if any(m.per_unit for m in a.measures(True))]
+        if self.strategy == "sqlp" and per_unit:
+            raise InvalidParameter(
+                f"{per_unit[0]!r} bounds what each unit has in a group, which the strategy 'sqlp' "
+                "does not know; use 'latched'"
             )
 
     @cached_property
@@ -252,6 +274,11 @@ class Query(RowSpec, identity="query", keys=_KEYS):
         return self.strategy == "sqlp" and self.public_groups is None
 
     @property
+    def sends_rows(self) -> bool:
+        """Does it matter to a group which rows come to it, and not only what they add up to?"""
+        return self.in_rounds or any(measure.kind == "distinct" for measure in self.measures)
+
+    @property
     def rounds_of_units(self) -> bool:
         """Must a group remember which units have come to it in its round?"""
         return self.in_rounds and self.bounds.rows_per_group > 1
@@ -297,8 +324,19 @@ class Query(RowSpec, identity="query", keys=_KEYS):
 
     @property
     def value_measures(self) -> list[Measure]:
-        """The measures that sum a value of each row."""
-        return [measure for measure in self.measures if measure.kind == "value"]
+        """The measures that are made of a value of each row."""
+        return [measure for measure in self.measures if measure.columns_of_values]
+
+    @cached_property
+    def value_columns(self) -> dict[Measure, int]:
+        """The first column of each of them among the values of rows."""
+        widths = [measure.columns_of_values for measure in self.value_measures]
+        return {m: sum(widths[:at]) for at, m in enumerate(self.value_measures)}
+
+    @cached_property
+    def unit_measures(self) -> tuple[Measure, ...]:
+        """The measures that are bounded for each unit and group, however many rows it has there."""
+        return tuple(measure for measure in self.measures if measure.per_unit)
 
     @cached_property
     def totals(self) -> tuple[Measure, ...]:
@@ -328,7 +366,7 @@ class Query(RowSpec, identity="query", keys=_KEYS):
         sums = (a for a in self.aggregates if isinstance(a, Sum) and a.grows and a.lo >= 0)
         measured = {a.measures(self.one_row)[0]: self.measures_of[a.name][0] for a in sums}
         return [
-            (self.value_measures.index(each), int(each.middle / each.quantum))
+            (self.value_columns[each], int(each.middle / each.quantum))
             for each in (measured[measure] for measure in self.summed)
         ]
 
@@ -352,8 +390,9 @@ class Query(RowSpec, identity="query", keys=_KEYS):
 
     @property
     def counts_units(self) -> bool:
-        """Does it ask for units alone? Then what bounding drops are units in groups, not rows."""
-        return all(isinstance(aggregate, CountUnits) for aggregate in self.aggregates)
+        """Does it ask for units alone, or for what each has in a group? Then what bounding drops
+        are units in groups, not rows."""
+        return all(aggregate.per_unit for aggregate in self.aggregates)
 
     @cached_property
     def column_weights(self) -> tuple[Fraction, ...]:

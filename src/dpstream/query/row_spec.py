@@ -215,9 +215,15 @@ class RowSpec(Identified, identity=None, keys=_KEYS):
         return ()
 
     @property
+    def typed_columns(self) -> list[str]:
+        """The columns whose types are fixed before the first release: they are hashed by value."""
+        counted = [m.column for m in self.value_measures if m.kind == "distinct"]
+        return list(dict.fromkeys([self.privacy_unit_column, *self.keys, *counted]))
+
+    @property
     def columns(self) -> list[str]:
         """The columns that are read, once the source's are prepared."""
-        values = [measure.column for measure in self.value_measures]
+        values = [measure.column for measure in self.value_measures if measure.column]
         times = [self.time_column, self.arrival_column]
         wanted = [self.privacy_unit_column, *self.keys, *times, *values]
         return list(dict.fromkeys(name for name in wanted if name is not None))

@@ -238,7 +238,7 @@ def types_of(query: RowSpec, source: Types | None) -> Types:
 
     What the query declares goes before what the source says.
     """
-    names, prepare = (query.privacy_unit_column, *query.keys), query.prepare
+    names, prepare = query.typed_columns, query.prepare
     columns = names if prepare is None else prepare.columns
     kinds = {name: pa.string() if source is None else source[name] for name in columns}
     kinds |= {name: kind for name, kind in query.declared.items() if name in kinds}

@@ -308,6 +308,12 @@ class RowIds:
             return np.zeros((count, 2), np.uint64)
         return group_ids(keys.columns, self._keys.groups)
 
+    def values(self, column: pa.Array) -> Words:
+        """The ids of values that are counted, of this run alone; NULL is 0."""
+        ids = column_ids(column, self._keys.digests)
+        ids[column.is_null().to_numpy(zero_copy_only=False)] = 0
+        return ids
+
     def periods(self, moments: Integers) -> Integers:
         """The number of each row's period."""
         ticks = self._query.periods

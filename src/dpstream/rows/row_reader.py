@@ -383,7 +383,7 @@ class RowReader:
 
     def settle_types(self) -> None:
         """Fix the types that no source has told, before the first release: they stay."""
-        if not {self.query.privacy_unit_column, *self.query.keys} <= self.types.keys():
+        if not {*self.query.typed_columns} <= self.types.keys():
             self._fix_types(types_before_rows(self.query))
 
     def _fix_types(self, kinds: Types) -> None:
@@ -455,6 +455,13 @@ class RowReader:
         """What each row adds to the measures of values, rows x measures, in grid steps."""
         columns = []
         for measure in self.query.value_measures:
+            if measure.kind == "distinct":
+                typed = self._typed(table, measure.column, reasons)
+                columns += [*self.ids.values(typed).view(np.int64).T]
+                continue
+            if not measure.column:  # rows are counted
+                columns.append(np.ones(len(table), np.int64))
+                continue
             values, readable = once(
                 "number",
                 measure.column,

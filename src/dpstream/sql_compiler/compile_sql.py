@@ -20,6 +20,7 @@ from dpstream.errors import DpstreamError, InvalidParameter, UnexpectedResult
 from dpstream.mechanisms import REGISTRY, find
 from dpstream.mechanisms.base import HistogramMechanism, Mechanism, SeriesMechanism
 from dpstream.mechanisms.counters.factorised_counter import CountingParameters
+from dpstream.query.aggregates import CountDistinct
 from dpstream.query.query import Query
 from dpstream.query.row_spec import RowSpec
 from dpstream.query.series_query import SeriesQuery
@@ -38,7 +39,7 @@ _SERIES_OPTIONS = ("w", "mechanism", "mechanism_options")
 _OF_MECHANISM = {"privacy_unit", *_SERIES_OPTIONS, "epsilon", "delta"}  # the others are of rows
 _OF_ROWS = {field.name for field in dataclasses.fields(RowSpec)}
 _OF_USERS = {field.name for field in dataclasses.fields(Query)} - _OF_ROWS - {"epsilon", "delta"}
-_USER_OPTIONS = ("privacy_unit_period", *sorted(_OF_USERS))
+_USER_OPTIONS = ("privacy_unit_period", "max_values_per_group", *sorted(_OF_USERS))
 _DEFAULT_MECHANISM = "pacer"  # the w-event mechanism that is nowhere far from the best
 
 
@@ -270,6 +271,13 @@ def _query(draft: Draft) -> Query | SeriesQuery:
     builder = QueryBuilder(draft)
     resolve_key_sets(draft, builder)
     aggregates = list(builder.aggregates.values())
+    most = draft.parameters.pop("max_values_per_group", None)
+    if most is not None and not any(isinstance(each, CountDistinct) for each in aggregates):
+        raise draft.refusal(
+            node_of(draft.clause, "max_values_per_group"),
+            "max_values_per_group goes with COUNT(DISTINCT column)",
+            "leave it out; max_rows_per_group bounds rows",
+        )
     parts: dict[str, Any] = {
         "name": draft.name,
         "keys": tuple(draft.keys),

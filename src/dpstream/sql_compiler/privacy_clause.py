@@ -225,6 +225,7 @@ OPTIONS = {
     "max_groups_contributed": Option(integer),
     "max_rows_per_group": Option(integer),
     "max_rows_contributed": Option(integer),
+    "max_values_per_group": Option(integer),
     "column_types": Option(types, named),
     "max_key_bytes": Option(integer),
     "public_groups": Option(keys),

@@ -21,12 +21,26 @@ import pyarrow.compute as pc
 from sqlglot import exp
 
 from dpstream.errors import InvalidInput, InvalidParameter
-from dpstream.query.aggregates import Aggregate, Count, CountUnits, Measure, Sum, measures_by_name
+from dpstream.query.aggregates import (
+    Aggregate,
+    Count,
+    CountDistinct,
+    CountUnits,
+    Measure,
+    Sum,
+    measures_by_name,
+)
 from dpstream.records import Integers, Reals
 from dpstream.sql_compiler.expressions import Compiler, Compute, compile_list, literal_value
 from dpstream.sql_compiler.from_clause import substitute
 from dpstream.sql_compiler.over_clause import error_bar
-from dpstream.sql_compiler.select import BOUNDS, named_arguments, selected_position
+from dpstream.sql_compiler.select import (
+    BOUNDS,
+    GROUP_BOUNDS,
+    distinct_values,
+    named_arguments,
+    selected_position,
+)
 from dpstream.sql_compiler.sql_values import KINDS, as_bool, source_column
 from dpstream.sql_compiler.statement import (
     AGGREGATES,
@@ -430,11 +444,28 @@ class QueryBuilder:
 
     def _aggregate(self, name: str, call: exp.Expr) -> Aggregate:
         """One aggregate of the query."""
-        argument = call.expressions[0]
+        kind, facts = self._kind(call)
+        try:
+            return kind(name, **facts)
+        except InvalidParameter as error:
+            raise self._draft.refusal(call, str(error), "change the bounds") from None
+
+    def _kind(self, call: exp.Expr) -> tuple[type[Aggregate], dict[str, Any]]:
+        """The class of an aggregate, and what it is made with."""
+        argument, named = call.expressions[0], named_arguments(call)
+        bounds: dict[str, Any] = {
+            name: tuple(self._number(each) for each in named[name].expressions)
+            for name in (BOUNDS, GROUP_BOUNDS)
+            if name in named
+        }
         if isinstance(argument, exp.Star):
-            return Count(name)
+            return Count, bounds
         if isinstance(argument, exp.Distinct):
-            return CountUnits(name)
+            values = distinct_values(self._draft, call)
+            if values is None:
+                return CountUnits, {}
+            most = self._draft.parameters["max_values_per_group"]
+            return CountDistinct, {"column": self._value(values), "max_values_per_group": most}
         node = substitute(self._draft, argument, self._draft.relation)
         if call_name(call) in ("COUNT", "COUNTIF"):  # a SUM of ones and zeros
             test = node
@@ -443,18 +474,10 @@ class QueryBuilder:
             ones = exp.Case(
                 ifs=[exp.If(this=test, true=exp.Literal.number(1))], default=exp.Literal.number(0)
             )
-            return Sum(
-                name, column=self._value(ones), contribution_bounds_per_row=(0, 1), quantum=1
-            )
-        named = named_arguments(call)
-        lo, hi = (self._number(each) for each in named[BOUNDS].expressions)
+            return Sum, {"column": self._value(ones), "quantum": 1} | (bounds or {BOUNDS: (0, 1)})
         quantum = self._number(named["quantum"]) if "quantum" in named else None
         kind = BOUNDED_AGGREGATES[call_name(call)]
-        try:
-            column = self._value(node)
-            return kind(name, column=column, contribution_bounds_per_row=(lo, hi), quantum=quantum)
-        except InvalidParameter as error:
-            raise self._draft.refusal(call, str(error), "change the bounds") from None
+        return kind, {"column": self._value(node), "quantum": quantum} | bounds
 
     def _number(self, node: exp.Expr) -> Fraction:
         try:

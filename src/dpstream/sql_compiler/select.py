@@ -24,6 +24,9 @@ from dpstream.sql_compiler.statement import (
 
 BOUNDS = "contribution_bounds_per_row"
 """The argument of an aggregate that clamps its values."""
+GROUP_BOUNDS = "contribution_bounds_per_group"
+"""The argument that clamps what all rows of a unit in a group make together."""
+_PER_GROUP = ("COUNT", "COUNTIF", "SUM", "AVG")
 
 
 def name_keys(draft: Draft) -> None:
@@ -252,7 +255,11 @@ def _default_name(draft: Draft, call: exp.Expr) -> str:
     if isinstance(argument, exp.Star):
         return "count"
     if isinstance(argument, exp.Distinct):
-        return "units"
+        values = distinct_values(draft, call)
+        if values is None:
+            return "units"
+        if isinstance(argument.expressions[0], exp.Column):
+            return f"distinct_{argument.expressions[0].name}"
     if isinstance(argument, exp.Column):
         return f"{call_name(call).lower()}_{argument.name}"
     raise draft.refusal(call, "the aggregate has no name", f"write {canonical(call)} AS name")
@@ -267,6 +274,8 @@ def require_bounded_aggregates(draft: Draft) -> None:
             raise draft.refusal(call, f"{function} takes one column", f"write {function}(column)")
         (argument,), named = arguments, named_arguments(call)
         known = {BOUNDS, "quantum"} if function in BOUNDED_AGGREGATES else set()
+        if function in _PER_GROUP and not draft.series:
+            known |= {GROUP_BOUNDS}
         for name in named:
             if name not in known:
                 raise draft.refusal(
@@ -275,10 +284,18 @@ def require_bounded_aggregates(draft: Draft) -> None:
                     _other_argument(name, function, argument, named[name])
                     or (f"known are {', '.join(sorted(known))}" if known else "leave it out"),
                 )
-        bounds = named.get(BOUNDS)
+        bounds = named.get(BOUNDS) or named.get(GROUP_BOUNDS)
         bounded = isinstance(bounds, exp.Tuple) and len(bounds.expressions) == 2
+        if BOUNDS in named and GROUP_BOUNDS in named:
+            raise draft.refusal(
+                call, f"{function} has bounds per row and per group", "give one of them"
+            )
         if isinstance(argument, exp.Distinct):
-            _require_unit(draft, call, argument)
+            _require_values(draft, call)
+        elif bounds and not bounded:
+            raise draft.refusal(
+                bounds, "bounds are two numbers", "write (0, 600): the least and the most"
+            )
         elif function in BOUNDED_AGGREGATES and not bounds and draft.unbounded:
             call.append("expressions", _placeholder())
         elif function in BOUNDED_AGGREGATES and not bounded:
@@ -294,7 +311,7 @@ def require_bounded_aggregates(draft: Draft) -> None:
 
 def _other_argument(name: str, function: str, argument: exp.Expr, value: exp.Expr) -> str | None:
     """What to write in place of BigQuery's bounds of all rows of a unit in a group."""
-    if name != "contribution_bounds_per_group":
+    if name != GROUP_BOUNDS:
         return None
     if function in BOUNDED_AGGREGATES:
         return (
@@ -310,20 +327,43 @@ def _placeholder() -> exp.Expr:
     return exp.Kwarg(this=exp.Var(this=BOUNDS), expression=exp.Tuple(expressions=ends))
 
 
-def _require_unit(draft: Draft, call: exp.Expr, distinct: exp.Expr) -> None:
-    """DISTINCT counts the privacy unit, and nothing else."""
+def distinct_values(draft: Draft, call: exp.Expr) -> exp.Expr | None:
+    """The expression whose distinct values are counted; None: the privacy unit."""
+    distinct = call.expressions[0]
     column = distinct.expressions[0] if len(distinct.expressions) == 1 else None
-    plain = call_name(call) == "COUNT" and not present_args(distinct) - {"expressions"}
-    counted = None
-    if plain and isinstance(column, exp.Column):
-        counted = substitute(draft, column, draft.relation)
+    if call_name(call) != "COUNT" or column is None or present_args(distinct) - {"expressions"}:
+        raise draft.refusal(
+            call, "DISTINCT goes with COUNT and one column", "write COUNT(DISTINCT column)"
+        )
+    counted = substitute(draft, column, draft.relation)
     unit = draft.parameters["privacy_unit_column"]
-    if not isinstance(counted, exp.Column) or counted.name != unit:
+    is_unit = isinstance(counted, exp.Column) and counted.name == unit
+    return None if is_unit else counted
+
+
+def _require_values(draft: Draft, call: exp.Expr) -> None:
+    """Of other values than the unit itself it must be known how many of a unit count."""
+    if named_arguments(call):
         raise draft.refusal(
             call,
-            "only the privacy unit can be counted DISTINCT: other values are shared by units, and "
-            "the change by one unit is not known",
-            f"write COUNT(DISTINCT {unit}), or group by the column",
+            "COUNT(DISTINCT ...) takes no bounds of rows",
+            "add max_values_per_group = 4 to OPTIONS: of a unit's values in a group so many count",
+        )
+    if distinct_values(draft, call) is None:
+        return
+    if draft.series:
+        raise draft.refusal(
+            call,
+            "a time-series mechanism counts units, and no other values",
+            "write COUNT(*), or leave privacy_unit out",
+        )
+    if "max_values_per_group" not in draft.parameters:
+        unit = draft.parameters["privacy_unit_column"]
+        raise draft.refusal(
+            call,
+            "max_values_per_group is missing: how many values of a unit count in a group",
+            "add max_values_per_group = 4 to OPTIONS (the noise grows with it), or write "
+            f"COUNT(DISTINCT {unit}), or group by the column",
         )
 
 

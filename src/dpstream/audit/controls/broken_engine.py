@@ -40,13 +40,13 @@ from dpstream.privacy.sensitivity import units_change
 from dpstream.privacy.state import WindowKeySource
 from dpstream.privacy.state.journal import Journal
 from dpstream.privacy.state.secret import derive
-from dpstream.query.aggregates import Measure
+from dpstream.query.aggregates import Measure, SumPerGroup
 from dpstream.query.noise_plan import NoisePlan, WindowPlan
 from dpstream.query.query import Bounds
 from dpstream.query.row_spec import RowSpec
 from dpstream.query.schedule import DueRelease
 from dpstream.records import Integers, Reals, Words
-from dpstream.rows.row_batch import RejectedRows, RowKeys, Rows, RowSlice
+from dpstream.rows.row_batch import RejectedRows, RowKeys, Rows, RowSlice, id_pairs
 from dpstream.rows.row_ids import RowIds, column_ids
 from dpstream.rows.row_reader import RowReader
 
@@ -114,6 +114,39 @@ class UncappedDroppedRows(Flow):
         if totals is not None:
             totals[0] = np.count_nonzero(keep_mask == 0)
         return totals
+
+
+@dataclass(frozen=True)
+class NetClamp(SumPerGroup, identity="audit.net_clamp"):
+    """Clamps the sum of a unit's rows in a group, in windows that are published again and again.
+
+    True: it may rise and fall by all of its range at every trigger, and noise is for one rise.
+    """
+
+    def measures(self, one_row: bool) -> tuple[Measure, ...]:
+        """The sum itself, whatever the schedule is."""
+        return tuple(replace(measure, of_unit="sum") for measure in super().measures(one_row))
+
+
+class UnionAwareValues(Flow):
+    """Lets a unit bring values that its group has not got yet, in place of those that it has.
+
+    True: what a unit brings then depends on what others have brought, and one unit less changes
+    what all that come after it bring.
+    """
+
+    def contributions(self, window: int, rows: Rows, keep_mask: KeepMask) -> Rows:
+        """Values that the group has are left out before they are bounded."""
+        values = rows.values.copy()
+        (bucket,) = self.groups(window)
+        for number, measure in enumerate(m for m in self.query.measures if m.kind == "distinct"):
+            column = self.query.value_columns[measure]
+            ids = np.ascontiguousarray(values[:, column : column + 2]).view(np.uint64)
+            known = bucket.values[number]
+            pairs = id_pairs(ids ^ rows.groups[:, ::-1])
+            there = np.isin(pairs, id_pairs(known.ids[: known.used]))
+            values[there, column : column + 2] = 0
+        return super().contributions(window, replace(rows, values=values), keep_mask)
 
 
 class NoiseForOneDroppedRow(NoisePlan):

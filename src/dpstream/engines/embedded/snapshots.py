@@ -10,8 +10,10 @@ overwritten, with the window's key, once no manifest needs them.
 
 `erase_unit` takes one unit out of the newest snapshot. The tables hold a unit as a keyed hash with
 two counters, and a keyed hash for each group that it is in. The latter go. The former stays, marked
-as full: a unit that could begin anew would contribute twice what the promise allows. Sums have
-taken the unit in long ago, and leave the process with noise only; nothing of them is taken back.
+as full: a unit that could begin anew would contribute twice what the promise allows. What its rows
+in a group add up to, and which values it has brought there, goes too. Sums have taken the unit in
+long ago, and leave the process with noise only; nothing of them is taken back. A value that was
+counted is kept as a keyed hash, which does not say who has brought it.
 """
 
 from __future__ import annotations
@@ -251,6 +253,12 @@ def _erase(flow: Flow, unit_id: Words) -> int:
         for bucket in flow.state.units:
             if window in bucket.counted_pairs:
                 _empty(bucket.counted_pairs[window], places)
+            if window in bucket.contributions:
+                _empty(bucket.contributions[window], places)
+                for number, brought in enumerate(bucket.values[window]):
+                    for group in buckets:  # which holds all values, and not who brought them
+                        known = group.values[number]
+                        _empty(brought, known.ids[: known.used] ^ unit_id)
         for group in buckets:
             if group.members is not None:
                 _empty(group.members, places)

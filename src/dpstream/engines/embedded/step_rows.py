@@ -11,6 +11,7 @@ the rows are divided into chunks this time.
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -222,7 +223,7 @@ def check_columns(source: Source, query: RowSpec, *, begun: bool = False) -> Non
             break  # others are looked at when they are read
         if not source.bounded:
             continue  # rows of a type that never becomes the run's are set aside when they come
-        if query.prepare is None and not kinds.keys() >= {query.privacy_unit_column, *query.keys}:
+        if query.prepare is None and not kinds.keys() >= {*query.typed_columns}:
             kinds = kinds | types_of(query, declared)
         for name in kinds.keys() & declared.keys():
             if never_becomes(declared[name], kinds[name]):
@@ -239,6 +240,8 @@ def most_kept(query: RowSpec) -> int:
     """How many rows of a unit in a group can matter in one step."""
     if not isinstance(query, Query):
         return 1
+    if query.unit_measures:
+        return sys.maxsize  # all rows of a unit that is in a group
     each = query.bounds.rows_per_group
     if not query.totals or query.counts_units:
         return each

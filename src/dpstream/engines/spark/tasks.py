@@ -313,8 +313,9 @@ def _bound(task: PublishTask, bucket: int) -> Batches:
             counts = flow.count_totals(window, period, rows, keep_mask)
             if counts is not None:
                 totals.append({"total": [step, window], "counts": counts.tolist()})
+            added = flow.contributions(window, rows, keep_mask)
             if keep_mask.any():
-                kept_rows.append(_kept(task, rows, keep_mask))
+                kept_rows.append(_kept(task, added, keep_mask))
         for due in flow.query.schedule.due(step):
             if due.release == due.releases:
                 flow.evict(due.window)
@@ -331,10 +332,10 @@ def _kept(task: PublishTask, rows: Rows, keep_mask: Any) -> pa.Table:
     """What is kept of a step and window: a row for each group, however many it has here.
 
     So a key that half of the rows have costs its bucket no more than others. Where keys are found
-    in rounds the rows themselves go on.
+    in rounds, or distinct values are counted, the rows themselves go on.
     """
     query, shape = task.plan.query, task.shape
-    if not query.in_rounds:
+    if not query.sends_rows:
         groups, sums, first = sum_groups(query.measures, rows.groups, keep_mask, rows.values)
         of = {"step": rows.steps[first], "window": rows.windows[first]}
         return shape.of_groups(groups, sums, rows.keys.take(pa.array(first)), **of)
@@ -397,7 +398,7 @@ def _publish(task: PublishTask, bucket: int, table: pa.Table | None, texts: list
 def add(task: PublishTask, flow: Flow, window: int, table: pa.Table) -> None:
     """Take in what `_kept` has sent of a step and window."""
     shape = task.shape
-    if flow.query.in_rounds:
+    if flow.query.sends_rows:
         keep_mask = numbers(table, "verdict").astype(np.uint8)
         flow.aggregate(window, shape.rows(table), keep_mask)
     else:
