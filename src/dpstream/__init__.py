@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from dpstream.privacy.ledger.ledger import Ledger as Ledger
     from dpstream.query.aggregates import Avg as Avg
     from dpstream.query.aggregates import Count as Count
+    from dpstream.query.aggregates import CountDistinct as CountDistinct
     from dpstream.query.aggregates import CountUnits as CountUnits
     from dpstream.query.aggregates import Stddev as Stddev
     from dpstream.query.aggregates import Sum as Sum

@@ -54,6 +54,7 @@ from dpstream.privacy.state.serial import storable as storable
 from dpstream.query.aggregates import Aggregate as Aggregate
 from dpstream.query.aggregates import Avg as Avg
 from dpstream.query.aggregates import Count as Count
+from dpstream.query.aggregates import CountDistinct as CountDistinct
 from dpstream.query.aggregates import CountUnits as CountUnits
 from dpstream.query.aggregates import Measure as Measure
 from dpstream.query.aggregates import Stddev as Stddev

@@ -153,7 +153,7 @@ def text(
                OPTIONS (epsilon = {epsilon}, delta = 1e-3, privacy_unit_column = user,
                         max_groups_contributed = {groups}
                         {"," if options else ""} {options} {"," if span else ""} {span})
-               {by}{"," if by else ""} {select}
+               {by}{"," if by and select else ""} {select}
         FROM {table} {f"GROUP BY {by}" if by else ""} {after} {emit}"""
 
 
@@ -227,6 +227,23 @@ CASES = {
     "avg": asked(f"AVG(seconds, {BOUNDS}) AS mean", "max_rows_per_group = 2"),
     "variance": asked(f"VARIANCE(seconds, {BOUNDS}) AS v"),
     "stddev": asked(f"STDDEV(seconds, {BOUNDS}) AS d"),
+    "per group": asked(
+        "COUNT(*, contribution_bounds_per_group => (1, 3)) AS n, "
+        "SUM(seconds, contribution_bounds_per_group => (-20, 90)) AS s"
+    ),
+    "per group, once": asked(
+        "COUNT(*) AS n, COUNT(seconds, contribution_bounds_per_group => (0, 3)) AS m, "
+        "AVG(price, contribution_bounds_per_group => (0, 20)) AS p",
+        "max_rows_per_group = 2",
+        emit="",
+    ),
+    "distinct": asked("COUNT(DISTINCT lang) AS l, COUNT(*) AS n", "max_values_per_group = 2"),
+    "distinct numbers": asked(
+        "COUNT(DISTINCT seconds) AS d",
+        "max_values_per_group = 3, public_groups = ('/0', '/1')",
+        source=write_csv,
+    ),
+    "keys alone": asked(""),
     "weights": asked(
         f"COUNT(*) AS n, SUM(seconds, {BOUNDS}) AS s", "weights = (n = 3, selection = 1/2)"
     ),

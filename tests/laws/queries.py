@@ -6,7 +6,7 @@ import pyarrow as pa
 from dpstream.connectors.registry import open_source
 from dpstream.engines.embedded.embedded_engine import LocalRun
 from dpstream.engines.query_run import EngineOptions
-from dpstream.query.aggregates import Avg, Count, CountUnits, Stddev, Sum
+from dpstream.query.aggregates import Avg, Count, CountDistinct, CountUnits, Stddev, Sum
 from dpstream.query.query import Query
 from dpstream.query.windows import Cumulate, Hop, Tumble
 from tests.support.fixed import RUN, SECRET
@@ -118,5 +118,26 @@ OTHERS = {
             Sum("d", column="x", contribution_bounds_per_row=(-5, 5)),
         ),
     ),
+    "per unit": query_of(
+        **_SHOWN | {"epsilon": 24},
+        every="3 hours",
+        window=Tumble("12 hours"),
+        aggregates=(
+            Count("n", contribution_bounds_per_group=(1, 4)),
+            Sum("s", column="x", contribution_bounds_per_group=(-5, 20)),
+            CountDistinct("d", column="x", max_values_per_group=2),
+        ),
+    ),
+    "per unit, once": query_of(
+        **_SHOWN | {"epsilon": 24},
+        window=Tumble("12 hours"),
+        max_rows_per_group=2,
+        aggregates=(
+            Count("n"),
+            Sum("s", column="x", contribution_bounds_per_group=(-5, 20)),
+            Avg("m", column="x", contribution_bounds_per_group=(0, 10)),
+        ),
+    ),
+    "keys alone": query_of(**_SHOWN, every="3 hours", window=Tumble("12 hours"), aggregates=()),
 }
-"""Other windows, the other strategy, and totals of windows."""
+"""Other windows, the other strategy, totals of windows, bounds per unit and group, no answers."""

@@ -174,6 +174,7 @@ def test_an_aggregate_by_another_name_is_the_same(monkeypatch):
         (r"\bcolumn: str\b", "of: str"),
         (r"self\.column\b", "self.of"),
         (r'"name column lo', '"name column=of lo'),
+        (r'"column most', '"column=of most'),
     )
     copy = renamed(aggregates, monkeypatch, *words)
     one = dps.Avg("a", column="x", contribution_bounds_per_row=(0, 1))

@@ -244,7 +244,7 @@ def bounds(
         )
     if not 0 < sample <= 1:
         raise InvalidParameter(f"sample must be above 0 and at most 1; got {sample}")
-    query = query.starting(0)
+    query = _counting_units(query.starting(0))
     columns = list(dict.fromkeys(each.column for each in _clamped(query)))
     reading, names = _reading(query, columns), fact_names(query, columns)
     folder = None if state is None else _folder(Path(state), reading, source, again=again)
@@ -298,6 +298,16 @@ def bounds(
         measured_before=kept is not None,
         **_least_error(query, log, key_size),
     )
+
+
+def _counting_units(query: Query) -> Query:
+    """The query with a count of units for whatever is bounded for each unit and group.
+
+    Those bounds stay as they are: what a group loses with a unit that is not in it is the same. A
+    query for keys alone counts units, too.
+    """
+    counts = (CountUnits(a.name) if a.per_unit else a for a in query.aggregates)
+    return replace(query, aggregates=tuple(counts) or (CountUnits("units"),))
 
 
 def _clamped(query: Query) -> list[Sum]:

@@ -172,7 +172,7 @@ def _group_by_stages(query: Query, releases: int) -> list[Stage]:
     by = ", ".join(query.keys) or "nothing (one group)"
     stages = [
         ("bound", f"keep of each unit at most {most}"),
-        ("aggregate", f"{', '.join(a.name for a in query.aggregates)} by {by}"),
+        ("aggregate", f"{', '.join(a.name for a in query.aggregates) or 'units'} by {by}"),
     ]
     if query.in_rounds:
         does = "publish a key when enough units have come to it since the last time"
@@ -181,7 +181,8 @@ def _group_by_stages(query: Query, releases: int) -> list[Stage]:
         does = "show a key from the trigger on at which enough units are behind it"
         stages.append(("latch", does))
     times = "once" if releases == 1 else f"{releases} times"
-    stages.append(("perturb", f"add noise; publish each window {times}"))
+    does = "add noise; publish" if query.aggregates else "publish the keys alone of"
+    stages.append(("perturb", f"{does} each window {times}"))
     windows = "one window" if query.window is None else _window_words(query.window)
     return _stages(query, windows, stages)
 

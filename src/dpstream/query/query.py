@@ -52,7 +52,8 @@ class Bounds:
 class Query(RowSpec, identity="query", keys=_KEYS):
     """Aggregates per key, for ever, under user-level (epsilon, delta)-DP.
 
-    Rows, keys, times and windows are said as in `RowSpec`. A unit contributes at most
+    Rows, keys, times and windows are said as in `RowSpec`. Without aggregates the keys that are
+    found are published alone, and all of the budget finds keys. A unit contributes at most
     `max_groups_contributed` groups (over all windows), `max_rows_per_group` rows to each and
     `max_rows_contributed` rows in all.
 
@@ -173,7 +174,13 @@ class Query(RowSpec, identity="query", keys=_KEYS):
 
     def _check_answers(self) -> None:
         """Refuse aggregates and ways to show them that have no meaning."""
-        if not self.aggregates or not all(isinstance(a, Count | Sum) for a in self.aggregates):
+        if not self.aggregates and (not self.keys or self.public_groups is not None):
+            raise InvalidParameter(
+                "a query without aggregates publishes the keys that it finds, and here "
+                f"{'all keys are public' if self.keys else 'there are none'}; add an aggregate, "
+                "such as Count()"
+            )
+        if not all(isinstance(a, Count | Sum) for a in self.aggregates):
             raise InvalidParameter(
                 "aggregates must be such as Count, CountUnits, Sum(...) or Avg(...); got "
                 f"{self.aggregates!r}"
@@ -345,7 +352,7 @@ class Query(RowSpec, identity="query", keys=_KEYS):
         Rows first, then the values of each sum to which no row adds less than 0. None where nobody
         asks for them, or where no bound can drop anything.
         """
-        if not self.report_bias or not self.may_drop:
+        if not self.report_bias or not self.may_drop or not self.aggregates:
             return ()
         rows = Measure(kind="dropped"), Measure(kind="kept"), Measure(kind="beyond")
         pairs = ((replace(m, kind="dropped"), replace(m, kind="kept")) for m in self.summed)

@@ -174,7 +174,8 @@ def name_aggregates(draft: Draft) -> None:
         if alike & {*draft.outputs}:
             raise draft.refusal(item, f"{item.alias} would be taken for an error bar", "rename it")
         draft.computed[item.alias] = _published_expression(draft, item.this, keys)
-    if not draft.aggregates:
+    alone = draft.keys and "public_groups" not in draft.parameters and not draft.series
+    if not draft.aggregates and not alone:
         raise draft.refusal(
             draft.clause, "nothing is aggregated", "add COUNT(*), or another aggregate"
         )
