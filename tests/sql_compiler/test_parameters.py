@@ -72,7 +72,7 @@ def test_options_and_lists_take_parameters():
         ("COUNT(*) AS @x FROM log", "where a name is wanted"),
         ("@x AS page, COUNT(*) AS n FROM log GROUP BY page", "a constant is no key"),
         ("COUNT(*) AS n FROM log WHERE log.@x = 1", "is no column"),
-        ("COUNT(DISTINCT @x) AS n FROM log", "only the privacy unit"),
+        ("COUNT(DISTINCT @x) AS n FROM log", "has one value"),
     ],
 )
 def test_a_parameter_is_no_name(text, reason):

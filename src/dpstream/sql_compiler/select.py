@@ -350,8 +350,11 @@ def _require_values(draft: Draft, call: exp.Expr) -> None:
             "COUNT(DISTINCT ...) takes no bounds of rows",
             "add max_values_per_group = 4 to OPTIONS: of a unit's values in a group so many count",
         )
-    if distinct_values(draft, call) is None:
+    values = distinct_values(draft, call)
+    if values is None:
         return
+    if values.find(exp.Column) is None:
+        raise draft.refusal(call, "a constant has one value", "name a column")
     if draft.series:
         raise draft.refusal(
             call,
