@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from dpstream.privacy.accounting.promises import promise as promise
     from dpstream.privacy.ledger.charges import Terms as Terms
     from dpstream.privacy.ledger.ledger import Ledger as Ledger
+    from dpstream.query.aggregates import ApproxCountDistinct as ApproxCountDistinct
     from dpstream.query.aggregates import Avg as Avg
     from dpstream.query.aggregates import Count as Count
     from dpstream.query.aggregates import CountDistinct as CountDistinct
@@ -61,7 +62,8 @@ _NAMES_BY_HOME = {
     "privacy.accounting.promises": "promise",
     "privacy.ledger.charges": "Terms",
     "privacy.ledger.ledger": "Ledger",
-    "query.aggregates": "Avg Count CountDistinct CountUnits Stddev Sum Variance",
+    "query.aggregates": "ApproxCountDistinct Avg Count CountDistinct CountUnits "
+    "Stddev Sum Variance",
     "query.query": "Query",
     "query.series_query": "SeriesQuery",
     "query.windows": "Cumulate Hop Tumble",

@@ -52,6 +52,7 @@ from dpstream.privacy.sensitivity import units_change as units_change
 from dpstream.privacy.state.identity import Identified as Identified
 from dpstream.privacy.state.serial import storable as storable
 from dpstream.query.aggregates import Aggregate as Aggregate
+from dpstream.query.aggregates import ApproxCountDistinct as ApproxCountDistinct
 from dpstream.query.aggregates import Avg as Avg
 from dpstream.query.aggregates import Count as Count
 from dpstream.query.aggregates import CountDistinct as CountDistinct

@@ -16,7 +16,16 @@ from dpstream.audit.query_samplers import run_plan
 from dpstream.counting.buffered import BufferedLinearToeplitz, LastTwice, encoder_weights
 from dpstream.errors import InvalidParameter
 from dpstream.group_by.flow import Flow
-from dpstream.query.aggregates import Avg, Count, CountDistinct, CountUnits, Measure, Sum, Variance
+from dpstream.query.aggregates import (
+    ApproxCountDistinct,
+    Avg,
+    Count,
+    CountDistinct,
+    CountUnits,
+    Measure,
+    Sum,
+    Variance,
+)
 from dpstream.query.noise_plan import plan_query
 from dpstream.query.query import Query
 from dpstream.query.windows import Tumble
@@ -244,6 +253,22 @@ def test_the_first_values_of_a_unit_stay(buckets):
     assert answers(query_of(distinct, CountUnits("u")), rows, buckets) == [3, 3]
 
 
+def test_a_sample_of_values_is_chosen_before_they_are_bounded():
+    """One value in four is looked at, the same ones for all units; of a unit a fourth of them."""
+    sampled = ApproxCountDistinct("d", column="v", max_values_per_group=8, one_in=4)
+    plan = plan_query(query_of(sampled, max_groups_contributed=1))
+    one = [(f"u{n}", 0, 3, 0, f"v{v}") for n in range(20) for v in range(400)]
+    many = [(f"u{n}", 0, 3, 0, f"v{n}") for n in range(400)]
+    (few, seen) = (answers(plan.query, rows)[0] for rows in (one, many))
+
+    assert plan.sensitivities == (2,)
+    assert few <= 20 * 2  # each unit brings two
+    assert abs(seen - 100) < 5.2 * (400 * 3 / 16) ** 0.5  # at one run in 5 million
+    (exact, bar) = sampled.answer([(np.array([1600]), np.array([3.0]))], True)
+    assert exact == 1600
+    assert bar == pytest.approx((9 + 1600 * 3) ** 0.5)
+
+
 def test_units_do_not_all_bring_the_same_values():
     """Of many values in one step each unit brings some, and together they bring nearly all."""
     distinct = CountDistinct("d", column="v", max_values_per_group=1)
@@ -273,6 +298,10 @@ def test_units_do_not_all_bring_the_same_values():
         (lambda: Count("x", contribution_bounds_per_group=(-1, 1)), "not below 0"),
         (lambda: CountDistinct("x", column="v", max_values_per_group=0), "at least 1"),
         (lambda: CountDistinct("x", column="v", max_values_per_group=2.5), "whole number"),
+        (
+            lambda: ApproxCountDistinct("x", column="v", max_values_per_group=4, one_in=3),
+            "power of 2",
+        ),
         (lambda: query_of(ALL[-1], strategy="sqlp"), "use 'latched'"),
     ],
 )

@@ -271,8 +271,10 @@ def _per_unit(measure: Measure, plan: NoisePlan, value: float) -> str:
     lo, hi, most = float(measure.lo), float(measure.hi), f"{largest:g} * sqrt({groups})"
     how = f"at most {largest:g} of a unit in each of {groups} groups: {most} = {value:.4g}"
     if measure.kind == "distinct":
-        how += f", the first {hi:g} values of a unit to come; a value that goes with one unit may "
-        how += "still come with a later one"
+        how += f", the first {float(measure.largest):g} values of a unit to come; a value that "
+        how += "goes with one unit may still come with a later one"
+        if measure.quantum > 1:
+            how += f"; one value in {float(measure.quantum):g} is looked at, and counts for all"
     elif measure.of_unit == "mean":
         how += f"; each unit's own average within [{lo:g}, {hi:g}], counted from "
         how += f"{float(measure.middle):g}: a unit with many rows counts as much as one with few"
@@ -472,7 +474,7 @@ def _memory(query: Query, width: int) -> dict[str, Any]:
     pairs = f"{pair:.0f} per (unit, group), " if pair else ""
     value = row_bytes()[0]
     if counted:
-        most = sum(int(m.hi) for m in query.unit_measures if m.kind == "distinct")
+        most = sum(int(m.largest) for m in query.unit_measures if m.kind == "distinct")
         million += value * most * bounds.groups
         pairs += f"{value:.0f} per (unit, group, value) and per (group, value) counted, "
     words = (

@@ -138,7 +138,7 @@ def _bring_values(
     values: Integers,
     measure: Measure,
 ) -> None:
-    """Leave of a step's values those that a unit brings to a group now, at most `measure.hi`.
+    """Leave of a step's values those that a unit brings to a group now, at most `largest`.
 
     The first to come stay; of those that come in one step a hash of unit and value decides, so that
     units do not all bring the same. A value that is not brought is 0, as NULL is.
@@ -160,7 +160,7 @@ def _bring_values(
     new = new[~same]
     at = np.arange(len(new))
     begins = np.maximum.accumulate(np.where(np.diff(rows[new], prepend=-1) != 0, at, 0))
-    kept = new[counts[rows[new]] + at - begins < int(measure.hi)]
+    kept = new[counts[rows[new]] + at - begins < int(measure.largest)]
     seen.rows(np.ascontiguousarray(pairs[kept] ^ ids[kept]))
     np.add.at(counts, rows[kept], 1)
     values[places[kept]] = ids[kept].view(np.int64)

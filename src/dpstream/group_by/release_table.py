@@ -51,7 +51,7 @@ def answer_columns(
             steps, stddev = noisy[measure]
             quantum = float(measure.quantum)
             summed = measure.kind in ("value", "clamped") and measure.column
-            values = steps * quantum if summed else steps
+            values = steps * quantum if summed else steps * int(measure.quantum)
             pairs.append((values, np.full(len(steps), stddev * quantum)))
         values, spread = aggregate.answer(pairs, nonnegative)
         kept = None if bias is None else bias.of_aggregate(aggregate)

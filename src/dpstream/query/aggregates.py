@@ -511,6 +511,38 @@ class CountDistinct(Count, identity="count_distinct", keys="column most=max_valu
         return (Measure(kind="distinct", column=self.column, hi=most),)
 
 
+@dataclass(frozen=True)
+class ApproxCountDistinct(CountDistinct, identity="approx_count_distinct", keys="one_in"):
+    """COUNT(DISTINCT column) from a sample: one value in `one_in` is looked at, by a keyed hash.
+
+    It takes that much less memory. A unit brings its part of `max_values_per_group`, rounded up.
+    What the sample leaves to chance is in the error bar.
+    """
+
+    name: str = "approx_distinct"
+    one_in: int = field(kw_only=True, default=16)
+    error_bar: ClassVar[ErrorBar] = "with_release"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        given: Any = self.one_in
+        if not isinstance(given, int) or given not in (2**power for power in range(1, 21)):
+            raise InvalidParameter(
+                f"one_in of {self.name!r} must be a power of 2 from 2 to 2^20; got {given!r}"
+            )
+
+    def measures(self, one_row: bool) -> tuple[Measure, ...]:
+        """Values of the sample, each for `one_in` of them."""
+        most = math.ceil(Fraction(self.max_values_per_group, self.one_in)) * self.one_in
+        each = Fraction(self.one_in)
+        return (Measure(kind="distinct", column=self.column, hi=Fraction(most), quantum=each),)
+
+    def answer(self, noisy: Sequence[Pair], nonnegative: bool) -> Pair:
+        """The noisy count; of D values the sample has D / one_in, give or take its root."""
+        values, stddev = super().answer(noisy, nonnegative)
+        return values, np.sqrt(stddev**2 + np.maximum(values, 0) * (self.one_in - 1))
+
+
 Aggregate: TypeAlias = Count | Sum
 
 

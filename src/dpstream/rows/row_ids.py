@@ -308,10 +308,14 @@ class RowIds:
             return np.zeros((count, 2), np.uint64)
         return group_ids(keys.columns, self._keys.groups)
 
-    def values(self, column: pa.Array) -> Words:
-        """The ids of values that are counted, of this run alone; NULL is 0."""
+    def values(self, column: pa.Array, one_in: int = 1) -> Words:
+        """The ids of values that are counted, of this run alone; NULL is 0.
+
+        So are all values but one in `one_in`, a power of 2: their ids say which.
+        """
         ids = column_ids(column, self._keys.digests)
         ids[column.is_null().to_numpy(zero_copy_only=False)] = 0
+        ids[ids[:, 1] >> np.uint64(32) & np.uint64(one_in - 1) > 0] = 0
         return ids
 
     def periods(self, moments: Integers) -> Integers:

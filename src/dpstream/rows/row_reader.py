@@ -457,7 +457,8 @@ class RowReader:
         for measure in self.query.value_measures:
             if measure.kind == "distinct":
                 typed = self._typed(table, measure.column, reasons)
-                columns += [*self.ids.values(typed).view(np.int64).T]
+                one_in = int(measure.quantum)
+                columns += [*self.ids.values(typed, one_in).view(np.int64).T]
                 continue
             if not measure.column:  # rows are counted
                 columns.append(np.ones(len(table), np.int64))

@@ -23,6 +23,7 @@ from sqlglot import exp
 from dpstream.errors import InvalidInput, InvalidParameter
 from dpstream.query.aggregates import (
     Aggregate,
+    ApproxCountDistinct,
     Count,
     CountDistinct,
     CountUnits,
@@ -460,12 +461,17 @@ class QueryBuilder:
         }
         if isinstance(argument, exp.Star):
             return Count, bounds
-        if isinstance(argument, exp.Distinct):
+        if isinstance(argument, exp.Distinct) or call_name(call) == "APPROX_COUNT_DISTINCT":
             values = distinct_values(self._draft, call)
             if values is None:
                 return CountUnits, {}
             most = self._draft.parameters["max_values_per_group"]
-            return CountDistinct, {"column": self._value(values), "max_values_per_group": most}
+            facts = {"column": self._value(values), "max_values_per_group": most}
+            if isinstance(argument, exp.Distinct):
+                return CountDistinct, facts
+            given = {"one_in": self._number(named["one_in"])} if "one_in" in named else {}
+            whole = {name: int(n) if n.denominator == 1 else n for name, n in given.items()}
+            return ApproxCountDistinct, facts | whole
         node = substitute(self._draft, argument, self._draft.relation)
         if call_name(call) in ("COUNT", "COUNTIF"):  # a SUM of ones and zeros
             test = node

@@ -275,6 +275,8 @@ def require_bounded_aggregates(draft: Draft) -> None:
             raise draft.refusal(call, f"{function} takes one column", f"write {function}(column)")
         (argument,), named = arguments, named_arguments(call)
         known = {BOUNDS, "quantum"} if function in BOUNDED_AGGREGATES else set()
+        if function == "APPROX_COUNT_DISTINCT":
+            known = {"one_in"}
         if function in _PER_GROUP and not draft.series:
             known |= {GROUP_BOUNDS}
         for name in named:
@@ -291,7 +293,7 @@ def require_bounded_aggregates(draft: Draft) -> None:
             raise draft.refusal(
                 call, f"{function} has bounds per row and per group", "give one of them"
             )
-        if isinstance(argument, exp.Distinct):
+        if isinstance(argument, exp.Distinct) or function == "APPROX_COUNT_DISTINCT":
             _require_values(draft, call)
         elif bounds and not bounded:
             raise draft.refusal(
@@ -331,8 +333,11 @@ def _placeholder() -> exp.Expr:
 def distinct_values(draft: Draft, call: exp.Expr) -> exp.Expr | None:
     """The expression whose distinct values are counted; None: the privacy unit."""
     distinct = call.expressions[0]
+    if call_name(call) == "APPROX_COUNT_DISTINCT" and not isinstance(distinct, exp.Star):
+        distinct = exp.Distinct(expressions=[distinct])
     column = distinct.expressions[0] if len(distinct.expressions) == 1 else None
-    if call_name(call) != "COUNT" or column is None or present_args(distinct) - {"expressions"}:
+    counts = call_name(call) in ("COUNT", "APPROX_COUNT_DISTINCT")
+    if not counts or column is None or present_args(distinct) - {"expressions"}:
         raise draft.refusal(
             call, "DISTINCT goes with COUNT and one column", "write COUNT(DISTINCT column)"
         )
@@ -344,7 +349,7 @@ def distinct_values(draft: Draft, call: exp.Expr) -> exp.Expr | None:
 
 def _require_values(draft: Draft, call: exp.Expr) -> None:
     """Of other values than the unit itself it must be known how many of a unit count."""
-    if named_arguments(call):
+    if named_arguments(call).keys() - {"one_in"}:
         raise draft.refusal(
             call,
             "COUNT(DISTINCT ...) takes no bounds of rows",

@@ -46,7 +46,7 @@ BOUNDED_AGGREGATES: dict[str, type[Sum]] = {
     "STDDEV_POP": Stddev,
 }
 """Aggregates of values, each clamped to bounds; a new one is a class and a line here."""
-AGGREGATES = ("COUNT", "COUNTIF", *BOUNDED_AGGREGATES)
+AGGREGATES = ("COUNT", "COUNTIF", *BOUNDED_AGGREGATES, "APPROX_COUNT_DISTINCT")
 WINDOW_COLUMNS = ("window_start", "window_end")
 RELEASE_COLUMNS = ("trigger_time", "release_index")
 KEPT_SHARE = "kept_share"
