@@ -23,6 +23,7 @@ WANTED = {
     "noise_below_reach",
     "keys_only_when_touched",
     "threshold_without_plus_one",
+    "net_clamp",
     "unit_counted_twice",
     "sqlp_per_trigger",
     "blt_wrong_norm",

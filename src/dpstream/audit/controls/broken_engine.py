@@ -46,7 +46,7 @@ from dpstream.query.query import Bounds
 from dpstream.query.row_spec import RowSpec
 from dpstream.query.schedule import DueRelease
 from dpstream.records import Integers, Reals, Words
-from dpstream.rows.row_batch import RejectedRows, RowKeys, Rows, RowSlice, id_pairs
+from dpstream.rows.row_batch import RejectedRows, RowKeys, Rows, RowSlice
 from dpstream.rows.row_ids import RowIds, column_ids
 from dpstream.rows.row_reader import RowReader
 
@@ -126,27 +126,6 @@ class NetClamp(SumPerGroup, identity="audit.net_clamp"):
     def measures(self, one_row: bool) -> tuple[Measure, ...]:
         """The sum itself, whatever the schedule is."""
         return tuple(replace(measure, of_unit="sum") for measure in super().measures(one_row))
-
-
-class UnionAwareValues(Flow):
-    """Lets a unit bring values that its group has not got yet, in place of those that it has.
-
-    True: what a unit brings then depends on what others have brought, and one unit less changes
-    what all that come after it bring.
-    """
-
-    def contributions(self, window: int, rows: Rows, keep_mask: KeepMask) -> Rows:
-        """Values that the group has are left out before they are bounded."""
-        values = rows.values.copy()
-        (bucket,) = self.groups(window)
-        for number, measure in enumerate(m for m in self.query.measures if m.kind == "distinct"):
-            column = self.query.value_columns[measure]
-            ids = np.ascontiguousarray(values[:, column : column + 2]).view(np.uint64)
-            known = bucket.values[number]
-            pairs = id_pairs(ids ^ rows.groups[:, ::-1])
-            there = np.isin(pairs, id_pairs(known.ids[: known.used]))
-            values[there, column : column + 2] = 0
-        return super().contributions(window, replace(rows, values=values), keep_mask)
 
 
 class NoiseForOneDroppedRow(NoisePlan):
