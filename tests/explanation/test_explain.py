@@ -129,6 +129,22 @@ def test_the_derivation_adds_up(groups, each, rows):
         assert value == pytest.approx(measure["sensitivity"], rel=1e-9)
 
 
+def test_bounds_per_unit_and_group_say_what_they_clamp():
+    """Parts where windows are published again and again, sums where they are published once."""
+    signed = dps.Sum("s", column="x", contribution_bounds_per_group=(-60, 60))
+    distinct = dps.CountDistinct("d", column="x", max_values_per_group=3)
+    often = explain(query(aggregates=[signed, distinct]))
+    once = explain(query(aggregates=[signed, distinct], every=None))
+
+    assert "negative ones down to -60, each apart" in often.text()
+    assert "then clamped to [-60, 60]" in once.text()
+    factors = [float(found) for found in re.findall(r"the noise is ([\d.]+) times", often.text())]
+    assert factors == [1.05, 1.05]
+    assert "the noise is" not in once.text()
+    assert often.memory["bytes_per_value"] == 26
+    assert "per (unit, group, value)" in often.memory["words"]
+
+
 def test_words_follow_the_unit_and_the_keys():
     """A period renews the budget, public groups are always shown: the text says so."""
     daily = explain(query(privacy_unit_period="1 day")).text()

@@ -298,7 +298,7 @@ def scenario_table(data: Scenario, runs: int, groups: int, windows: bool) -> pa.
             "seen": times + delays * length,
             "x": np.full(len(times), 4),
             "swing": np.where(steps == 0, 4, np.where(steps % 2, -8, 8)),
-            "value": np.where(target, steps, steps - 1),
+            "value": np.where(target, steps, steps - 12),
             "zero": np.where(target, -0.0, 0.0),
             "day": pa.array(np.where(target, 45_296_789, 0)).view(pa.date64()),
         }

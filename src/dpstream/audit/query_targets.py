@@ -223,14 +223,14 @@ def query_targets() -> Catalogue:
             **_DAYS,
         ),
         latched_distinct=_group_by(
-            ": distinct values, which others bring a step later.",
+            ": distinct values, which others bring twelve steps later.",
             groups=1,
             aggregates=(CountDistinct("d", column="value", max_values_per_group=2),),
             pairs=(
                 unit_pair(
                     "a unit with two values, others with one of them each",
-                    others=((0, 9, 1), (0, 21, 1)),
-                    unit=((0, 8), (0, 20)),
+                    others=((0, 12, 1), (0, 13, 1)),
+                    unit=((0, 0), (0, 1)),
                 ),
             ),
             **_DAYS,
