@@ -301,13 +301,17 @@ def bounds(
 
 
 def _counting_units(query: Query) -> Query:
-    """The query with a count of units for whatever is bounded for each unit and group.
+    """The query with one count of units for all that is bounded per unit and group.
 
-    Those bounds stay as they are: what a group loses with a unit that is not in it is the same. A
-    query for keys alone counts units, too.
+    Such bounds stay as they are: what is chosen is in how many groups a unit is. A query for keys
+    alone counts units, too.
     """
-    counts = (CountUnits(a.name) if a.per_unit else a for a in query.aggregates)
-    return replace(query, aggregates=tuple(counts) or (CountUnits("units"),))
+    kept = [a for a in query.aggregates if not any(m.per_unit for m in a.measures(True))]
+    if len(kept) < len(query.aggregates) or not kept:
+        kept.append(CountUnits("units in a group"))
+    known = {*(a.name for a in kept), "selection", "bias"}
+    weights = tuple(pair for pair in query.weights if pair[0] in known)
+    return replace(query, aggregates=tuple(kept), weights=weights)
 
 
 def _clamped(query: Query) -> list[Sum]:

@@ -133,6 +133,9 @@ class RowSample:
             mask = np.zeros(len(rows), np.uint8)
             batch, places = (rows.units, rows.groups, rows.digests), np.arange(len(rows))
             bucket.keep(window, period, batch, places, mask, by_value=bool(query.value_measures))
+            if isinstance(query, Query) and query.unit_measures and query.counts_units:
+                pairs = id_pairs(rows.units ^ rows.groups[:, ::-1])  # all rows of a unit count
+                mask = np.isin(pairs, pairs[mask > 0]).astype(np.uint8)
             kept += int((mask > 0).sum())
             cut.append(id_pairs(rows.units[mask == 0]))
         return {
