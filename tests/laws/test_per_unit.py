@@ -132,7 +132,7 @@ def chain(length):
 def test_a_unit_never_moves_more_than_its_noise_is_for():
     """Random rows of few units in few groups: whatever comes and goes, no column costs more."""
     rng, plan, worst = np.random.default_rng(5), plan_query(query_of(*ALL)), {}
-    for _ in range(part_of(200)):
+    for _ in range(part_of(100)):
         size = int(rng.integers(1, 60))
         draws = [rng.integers(0, top, size).tolist() for top in (3, 3, STEPS, 12, 4)]
         rows = [
