@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from dpstream.query.aggregates import Stddev as Stddev
     from dpstream.query.aggregates import Sum as Sum
     from dpstream.query.aggregates import Variance as Variance
+    from dpstream.query.quantiles import Histogram as Histogram
+    from dpstream.query.quantiles import Quantile as Quantile
     from dpstream.query.query import Query as Query
     from dpstream.query.series_query import SeriesQuery as SeriesQuery
     from dpstream.query.windows import Cumulate as Cumulate
@@ -61,6 +63,7 @@ _NAMES_BY_HOME = {
     "privacy.ledger.charges": "Terms",
     "privacy.ledger.ledger": "Ledger",
     "query.aggregates": "Avg Count CountUnits Stddev Sum Variance",
+    "query.quantiles": "Histogram Quantile",
     "query.query": "Query",
     "query.series_query": "SeriesQuery",
     "query.windows": "Cumulate Hop Tumble",

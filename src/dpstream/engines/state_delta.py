@@ -23,7 +23,7 @@ Watermarks = dict[str, Any]
 """How much of an owner's tables a snapshot has: rows in use."""
 STAGES = ("units", "groups")
 """What has state: bounding, by unit, and all that comes after it, by group."""
-_UNSEEN = (0, 0, 0)  # rows of a group bucket's table, active groups, rows of its members
+_UNSEEN = (0, 0, 0, ())  # rows of a group bucket's table, active groups, rows of its members; cells
 _GROWTH = 2  # files that hold this many times what there is are written anew
 _SMALL = 1 << 20  # bytes; waste below is left alone
 
@@ -66,7 +66,7 @@ def restore(
                 table.apply(rows)
     if "groups" in stages and owner[0] == "window":
         flow.state.windows.setdefault(
-            owner[1], [GroupBucket(flow.query.measures) for _ in range(flow.buckets)]
+            owner[1], [flow.new_groups() for _ in range(flow.buckets)]
         )
         for bucket, group in zip(_group_buckets(flow, owner[1]), delta["groups"], strict=True):
             _restore_group(bucket, group)
@@ -91,7 +91,12 @@ def _watermarks(flow: Flow, owner: Owner, stages: Sequence[str]) -> Watermarks:
             marks[name] = [table.used for table in tables]
     if "groups" in stages and owner[0] == "window":
         marks["groups"] = [
-            (b.table.used, len(b.active), 0 if b.members is None else b.members.used)
+            (
+                b.table.used,
+                len(b.active),
+                0 if b.members is None else b.members.used,
+                tuple(cells.table.used for cells in b.cells),
+            )
             for b in _group_buckets(flow, owner[1])
         ]
     return marks
@@ -116,9 +121,12 @@ def _group_buckets(flow: Flow, window: int) -> list[GroupBucket]:
     return [*flow.groups(window), *([flow.totals(window).bucket] if flow.query.totals else [])]
 
 
-def _group(bucket: GroupBucket, rows: int, active: int, members: int) -> dict[str, Any]:
+def _group(
+    bucket: GroupBucket, rows: int, active: int, members: int, cells: Sequence[int]
+) -> dict[str, Any]:
     shown, known = bucket.shown, bucket.members
-    return {
+    of_cells = [each.delta(cells[n] if cells else 0) for n, each in enumerate(bucket.cells)]
+    return ({"cells": of_cells} if of_cells else {}) | {
         "table": bucket.table.delta(rows),
         "members": None if known is None else known.delta(members),
         "round": bucket.round.copy(),
@@ -137,6 +145,8 @@ def _group(bucket: GroupBucket, rows: int, active: int, members: int) -> dict[st
 
 def _restore_group(bucket: GroupBucket, part: dict[str, Any]) -> None:
     bucket.table.apply(part["table"])
+    for cells, delta in zip(bucket.cells, part.get("cells", ()), strict=True):
+        cells.apply(delta)
     if part["members"] is not None:
         bucket.members = bucket.members or HashTable(1)
         bucket.members.apply(part["members"])

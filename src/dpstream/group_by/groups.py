@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,9 @@ from dpstream.group_by.bounding import FIRST, KeepMask
 from dpstream.group_by.hash_tables import SLICE, HashTable
 from dpstream.query.aggregates import Measure
 from dpstream.records import Integers, Reals, Words
+
+if TYPE_CHECKING:
+    from dpstream.group_by.cell_sums import CellSums
 
 LARGEST_SUM = 1 << 61
 TOO_LARGE = "a sum left the integers of 61 bits; use a coarser quantum"
@@ -45,8 +48,9 @@ class GroupBucket:
     than the step at which it was last published.
     """
 
-    def __init__(self, measures: Sequence[Measure]) -> None:
+    def __init__(self, measures: Sequence[Measure], cells: Sequence[CellSums] = ()) -> None:
         self.codes = np.array([_KINDS.index(m.kind) for m in measures])
+        self.cells = list(cells)  # their leaves follow the values that are summed
         self.in_rounds = any(m.kind == "round" for m in measures)
         self.table = HashTable(len(measures) + self.in_rounds)
         self.members: HashTable | None = None  # units in groups, and the step of their last row
@@ -89,6 +93,9 @@ class GroupBucket:
                 raise StateError(TOO_LARGE)
             if count:
                 activated.append((became[:count].copy(), at[:count].copy()))
+        summed = int((self.codes == _KINDS.index("value")).sum())
+        for number, cells in enumerate(self.cells):
+            cells.add(groups, values[:, summed + number], places)
         if activated:
             active, named = (np.concatenate(parts) for parts in zip(*activated, strict=True))
             self._activate(active, keys.take(pa.array(named)))
@@ -161,6 +168,7 @@ class GroupBucket:
         noise = 0 if self.noise is None else self.noise.ids.nbytes + self.noise.state.nbytes
         others = sum(n.ids.nbytes + n.state.nbytes for n in self.shown.noise)
         members = 0 if self.members is None else self.members.bytes
+        members += sum(cells.bytes for cells in self.cells)
         return self.table.bytes + members + noise + others + sum(int(k.nbytes) for k in self.keys)
 
 

@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +18,7 @@ import pyarrow as pa
 
 from dpstream.errors import StateError
 from dpstream.group_by.bias import Bias
-from dpstream.query.aggregates import Aggregate, Measure, measures_by_name
+from dpstream.query.aggregates import Aggregate, Measure, OfCells, measures_by_name
 from dpstream.query.column_types import Types
 from dpstream.query.noise_plan import USUAL_INTERVAL, NoisePlan
 from dpstream.query.row_spec import RowSpec
@@ -37,15 +38,22 @@ def answer_columns(
     deviations: float | None = None,
     bias: Bias | None = None,
     debias: bool = False,
+    cells: Mapping[str, tuple[Integers, float]] = MappingProxyType({}),
+    confidence: float | None = None,
 ) -> dict[str, Any]:
     """Named columns of a release: each aggregate, `<name>_stddev`, and an interval if asked for.
 
     `deviations`: half the width of a confidence interval, in standard deviations. `bias`: what
     bounding has dropped, where that is measured; with `debias` counts and sums make up for it.
+    `cells`: by aggregate what was read off its noisy cells, and the noise of their last level.
     """
     table: dict[str, Any] = {}
     measures = measures_by_name(aggregates, one_row=one_row)
     for aggregate in aggregates:
+        if isinstance(aggregate, OfCells):
+            read, stddev = cells[aggregate.name]
+            table |= aggregate.columns(read, stddev, confidence, nonnegative)
+            continue
         pairs = []
         for measure in measures[aggregate.name]:
             steps, stddev = noisy[measure]
@@ -139,9 +147,23 @@ class ReleaseTables:
             deviations=self.plan.interval,
             bias=bias,
             debias=query.debias is not None,
+            cells=self._of_cells(sums, stddevs),
+            confidence=query.confidence,
         )
         share = None if bias is None else pa.scalar(bias.rows.share, pa.float64())
         return place.table(query, len(sums), keys, answers, kept_share=share)
+
+    def _of_cells(self, sums: Integers, stddevs: Reals) -> dict[str, tuple[Integers, float]]:
+        """What was read off noisy cells: it stands beside the noisy sums, by aggregate."""
+        query, read = self.plan.query, {}
+        levels, first = list(query.levels), len(query.measures)
+        for each in query.aggregates:
+            if isinstance(each, OfCells):
+                last = max(n for n, level in enumerate(levels) if level.cells == each.cells)
+                stddev = float(stddevs[len(query.measures) + last])
+                read[each.name] = (sums[:, first : first + each.found], stddev)
+                first += each.found
+        return read
 
     def _bias(self, totals: Sequence[int], due: DueRelease | None = None) -> Bias | None:
         """What the totals of a window say at a release."""
@@ -157,10 +179,11 @@ class ReleaseTables:
     @cached_property
     def schema(self) -> pa.Schema:
         """The columns of every release and their types: known before the first one."""
-        measures, keys = len(self.plan.query.measures), no_keys(self.plan.query, self.types)
-        none: Integers = np.zeros((0, measures), np.int64)
+        query, keys = self.plan.query, no_keys(self.plan.query, self.types)
+        none: Integers = np.zeros((0, len(query.measures) + query.found), np.int64)
         place = Place((None, None), None)
-        table = self._columns(none, np.zeros(measures), keys, self._bias([]), place)
+        stddevs = np.zeros(len(query.measures + query.levels))
+        table = self._columns(none, stddevs, keys, self._bias([]), place)
         return table.schema.remove_metadata()
 
 
@@ -220,7 +243,10 @@ class Place(NamedTuple):
                 "window_end": _instants(self.span[1], size),
             }
         named |= {name: keys[name] for name in query.keys}
-        named |= {name: pa.array(values) for name, values in answers.items()}
+        named |= {
+            name: values if isinstance(values, pa.Array) else pa.array(values)
+            for name, values in answers.items()
+        }
         named["trigger_time"] = _instants(self.time, size)
         named["release_index"] = pa.array(np.full(size, self.release, np.int64))
         if kept_share is not None:

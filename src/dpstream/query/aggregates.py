@@ -9,6 +9,7 @@ added to measures and to nothing else. A value lies on a public grid, `quantum`,
     SUM(x)                sum of clamp(x)
     AVG(x)                middle + sum of (clamp(x) - middle) / rows
     VARIANCE, STDDEV      AVG of the squared distance from the middle, less that of AVG, squared
+    quantiles, histograms sums over cells of a column's range: `quantiles.py`
 """
 
 from __future__ import annotations
@@ -32,17 +33,18 @@ class Measure:
     """One exact column: units, rows, or the sum of a value on its grid less `middle`.
 
     "round": units since their group was last published. With `power` 2 the squared distance from
-    `middle` is summed, less the middle of its own range. Of a window as a whole: "kept" and
+    `middle` is summed, less the middle of its own range; with 0, 1 for a value and 0 for NULL.
+    "leaf", "level": `quantiles.py`. Of a window as a whole: "kept" and
     "dropped" rows, or with a column their values, and units "beyond" the dropped rows that count.
     """
 
-    kind: Literal["units", "rows", "value", "round", "kept", "dropped", "beyond"]
+    kind: Literal["units", "rows", "value", "round", "kept", "dropped", "beyond", "leaf", "level"]
     column: str = ""
     lo: Fraction = Fraction(0)
     hi: Fraction = Fraction(1)
     middle: Fraction = Fraction(0)
     quantum: Fraction = Fraction(1)
-    power: Literal[1, 2] = 1
+    power: Literal[0, 1, 2] = 1
     null: Fraction | None = None
     """What NULL counts as; None: the middle."""
 
@@ -53,7 +55,7 @@ class Measure:
             return self.kind
         if self.kind != "value":
             return f"{self.kind}|{replace(self, kind='value').name}"
-        squared = "" if self.power == 1 else "^2|"
+        squared = "" if self.power == 1 else f"^{self.power}|"
         if self.null is not None:
             squared = f"NULL={self.null}|{squared}"
         return f"{squared}{self.lo}|{self.hi}|{self.middle}|{self.quantum}|{self.column}"
@@ -73,13 +75,15 @@ class Measure:
         """The most that one row adds, in grid steps."""
         if not self.column:
             return Fraction(1)
-        if self.power == 1:
+        if self.power < 2:
             return self.reach / self.quantum
         return max(self.reach**2 - self.offset, self.offset) / self.quantum
 
     def on_grid(self, values: Reals) -> Integers:
         """Clamp, take the middle off, round to the grid; NULL is NaN here."""
         lo, hi, middle = float(self.lo), float(self.hi), float(self.middle)
+        if self.power == 0:
+            return (~np.isnan(values)).astype(np.int64)
         if self.null is not None:
             values = np.where(np.isnan(values), float(self.null), values)
         distances = np.clip(values, lo, hi) - middle
@@ -317,7 +321,39 @@ class Stddev(Variance, identity="stddev"):
         return np.maximum(low, 0.0), np.minimum(high, float(self.hi - self.lo) / 2)
 
 
-Aggregate: TypeAlias = Count | Sum
+@dataclass(frozen=True)
+class OfCells(Identified, identity=None, keys="name"):
+    """An aggregate that is read off sums over cells of a column's range (`quantiles.py`)."""
+
+    name: str
+    of_rows: ClassVar[Fraction]
+    """The part of its budget that its number of rows gets; levels of cells share the rest."""
+    grows: ClassVar[bool] = False
+    error_bar: ClassVar[ErrorBar] = "with_release"
+    bounds_all: ClassVar[bool] = False
+
+    @property
+    def cells(self) -> Measure:
+        """The cells: a `Cells`."""
+        raise NotImplementedError
+
+    @property
+    def found(self) -> int:
+        """Numbers that are read off them in each group."""
+        raise NotImplementedError
+
+    def measures(self, one_row: bool) -> tuple[Measure, ...]:
+        """The columns beside the cells."""
+        raise NotImplementedError
+
+    def columns(
+        self, found: Integers, stddev: float, confidence: float | None, nonnegative: bool
+    ) -> dict[str, Any]:
+        """What is published of these numbers; `stddev`: that of the last level."""
+        raise NotImplementedError
+
+
+Aggregate: TypeAlias = Count | Sum | OfCells
 
 
 def _quantum(lo: Fraction, hi: Fraction) -> Fraction:

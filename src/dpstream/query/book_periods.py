@@ -21,6 +21,7 @@ from dpstream.privacy.accounting.promises import rows_of
 from dpstream.privacy.ledger.charges import Terms
 from dpstream.privacy.query_spend import ALL_PERIODS, PaidPeriods
 from dpstream.query.aggregates import Measure
+from dpstream.query.quantiles import Level
 from dpstream.query.query import Query
 from dpstream.query.windows import DAY, Ticks, duration, instant, keeps_its_offset
 
@@ -54,6 +55,8 @@ class BookShare:
 
 def _is_signed(column: Measure) -> bool:
     """May a row take something away from a column?"""
+    if isinstance(column, Level):
+        return column.signed
     return column.kind == "value" and (column.power == 2 or column.lo < column.middle)
 
 

@@ -49,7 +49,7 @@ class WindowPlan:
     process: Process
     sigmas: tuple[float, ...]
     stddevs: Reals
-    """In grid steps, measures x releases; rounding included."""
+    """In grid steps, measures (and levels of cells) x releases; rounding included."""
     pre_threshold: int
     thresholds: Integers
     """Noisy units that show a key, by release."""
@@ -79,8 +79,8 @@ class NoisePlan:
 
     @cached_property
     def columns(self) -> tuple[Measure, ...]:
-        """All that noise is added to: measures of groups, then totals of windows."""
-        return self.query.measures + self.query.totals
+        """All that noise is added to: measures of groups, levels of cells, totals of windows."""
+        return self.query.measures + self.query.levels + self.query.totals
 
     def _sensitivity(self, measure: Measure) -> Fraction:
         bounds = self.query.bounds
@@ -105,7 +105,7 @@ class NoisePlan:
             rows = self._rows_of_total(measure)
             windows = self.query.schedule.windows_of_a_period(self.query.periods)
             return rows if windows is None else min(rows, windows)
-        return bounds.rows if measure.kind == "round" else bounds.groups
+        return bounds.rows if measure.kind in ("round", "level") else bounds.groups
 
     def _rows_of_total(self, measure: Measure) -> int:
         """How many rows of one unit count in a total, over all windows."""
@@ -218,7 +218,7 @@ class NoisePlan:
 
     def _window(self, releases: int) -> WindowPlan:
         query = self.query
-        plan = self._of_columns(releases, slice(len(query.measures)))
+        plan = self._of_columns(releases, slice(len(query.measures + query.levels)))
         if query.public_groups is not None:
             return plan
         deviations = self._quantiles(releases) * plan.sigmas[0] * plan.process.error() * (1 + 1e-12)
@@ -231,7 +231,7 @@ class NoisePlan:
     @lru_cache(maxsize=64)  # noqa: B019
     def totals(self, releases: int) -> WindowPlan:
         """The noise of a window's totals: one group, which everybody knows."""
-        return self._of_columns(releases, slice(len(self.query.measures), None))
+        return self._of_columns(releases, slice(len(self.query.measures + self.query.levels), None))
 
     def _of_columns(self, releases: int, columns: slice) -> WindowPlan:
         """The noise of some columns of groups that everybody knows."""

@@ -19,11 +19,13 @@ from dpstream.query.aggregates import (
     Count,
     CountUnits,
     Measure,
+    OfCells,
     Sum,
     all_measures,
     measures_by_name,
 )
 from dpstream.query.public_tables import NeedsTables
+from dpstream.query.quantiles import Cells, Level, cells_of
 from dpstream.query.row_spec import Finish, Prepare, RowSpec
 from dpstream.query.windows import Duration, Instant, Tumble
 
@@ -172,7 +174,8 @@ class Query(RowSpec, identity="query", keys=_KEYS):
 
     def _check_answers(self) -> None:
         """Refuse aggregates and ways to show them that have no meaning."""
-        if not self.aggregates or not all(isinstance(a, Count | Sum) for a in self.aggregates):
+        known = Count | Sum | OfCells
+        if not self.aggregates or not all(isinstance(a, known) for a in self.aggregates):
             raise InvalidParameter(
                 "aggregates must be such as Count, CountUnits, Sum(...) or Avg(...); got "
                 f"{self.aggregates!r}"
@@ -197,6 +200,13 @@ class Query(RowSpec, identity="query", keys=_KEYS):
                 "min_change is for the strategy 'latched': 'sqlp' publishes a group only when "
                 "enough units have come to it anyway"
             )
+        given = "min_change" if self.min_change is not None else "strategy = 'sqlp'"
+        for each in self.aggregates if self.min_change or self.strategy == "sqlp" else ():
+            if isinstance(each, OfCells):
+                raise InvalidParameter(
+                    f"{given} is not for quantiles and histograms such as {each.name!r}: they are "
+                    "read off many sums, at every release; leave it out"
+                )
 
     @cached_property
     def bounds(self) -> Bounds:
@@ -276,6 +286,21 @@ class Query(RowSpec, identity="query", keys=_KEYS):
         """The measures behind each aggregate, by its name."""
         return measures_by_name(self.aggregates, one_row=self.one_row)
 
+    @cached_property
+    def cells(self) -> tuple[Cells, ...]:
+        """The cells of columns behind quantiles and histograms."""
+        return cells_of(self.aggregates)
+
+    @cached_property
+    def levels(self) -> tuple[Level, ...]:
+        """Their levels: columns with noise for each node."""
+        return tuple(level for cells in self.cells for level in cells.levels)
+
+    @property
+    def found(self) -> int:
+        """Numbers that are read off cells in each group: they follow the measures."""
+        return sum(each.found for each in self.aggregates if isinstance(each, OfCells))
+
     @property
     def answer_columns(self) -> list[str]:
         """Of each aggregate its value, its standard deviation, and its interval if asked for.
@@ -297,8 +322,9 @@ class Query(RowSpec, identity="query", keys=_KEYS):
 
     @property
     def value_measures(self) -> list[Measure]:
-        """The measures that sum a value of each row."""
-        return [measure for measure in self.measures if measure.kind == "value"]
+        """The measures that sum a value of each row, and then the cells that one falls into."""
+        summed = [measure for measure in self.measures if measure.kind == "value"]
+        return [*summed, *self.cells]
 
     @cached_property
     def totals(self) -> tuple[Measure, ...]:
@@ -358,11 +384,18 @@ class Query(RowSpec, identity="query", keys=_KEYS):
     @cached_property
     def column_weights(self) -> tuple[Fraction, ...]:
         """How the budget is divided among measures and totals: by the greatest wish for each."""
-        wishes: dict[Measure, list[Fraction]] = {measure: [] for measure in self.measures}
+        columns: tuple[Measure, ...] = self.measures + self.levels
+        wishes: dict[Measure, list[Fraction]] = {measure: [] for measure in columns}
         given = dict(self.weights)
         for aggregate in self.aggregates:
-            for measure in self.measures_of[aggregate.name]:
-                wishes[measure].append(given.get(aggregate.name, Fraction(1)))
+            wish, measures = given.get(aggregate.name, Fraction(1)), self.measures_of[aggregate.name]
+            if isinstance(aggregate, OfCells):
+                levels = [each for each in self.levels if each.cells == aggregate.cells]
+                for level in levels:
+                    wishes[level].append(wish * (1 - aggregate.of_rows) / len(levels))
+                wish *= aggregate.of_rows
+            for measure in measures:
+                wishes[measure].append(wish)
         if self.public_groups is None:
             finder = wishes[self.measures[0]]
             if "selection" in given or not finder:

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property, reduce
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +22,7 @@ from sqlglot import exp
 
 from dpstream.errors import InvalidInput, InvalidParameter
 from dpstream.query.aggregates import Aggregate, Count, CountUnits, Measure, Sum, measures_by_name
+from dpstream.query.quantiles import Histogram, Quantile
 from dpstream.records import Integers, Reals
 from dpstream.sql_compiler.expressions import Compiler, Compute, compile_list, literal_value
 from dpstream.sql_compiler.from_clause import substitute
@@ -31,6 +32,7 @@ from dpstream.sql_compiler.sql_values import KINDS, as_bool, source_column
 from dpstream.sql_compiler.statement import (
     AGGREGATES,
     BOUNDED_AGGREGATES,
+    CELL_AGGREGATES,
     KEPT_SHARE,
     RELEASE_COLUMNS,
     WINDOW_COLUMNS,
@@ -436,6 +438,11 @@ class QueryBuilder:
         if isinstance(argument, exp.Distinct):
             return CountUnits(name)
         node = substitute(self._draft, argument, self._draft.relation)
+        if call_name(call) in CELL_AGGREGATES:
+            try:
+                return self._of_cells(name, call, self._value(node))
+            except InvalidParameter as error:
+                raise self._draft.refusal(call, str(error), "change its arguments") from None
         if call_name(call) in ("COUNT", "COUNTIF"):  # a SUM of ones and zeros
             test = node
             if call_name(call) == "COUNT":
@@ -455,6 +462,43 @@ class QueryBuilder:
             return kind(name, column=column, contribution_bounds_per_row=(lo, hi), quantum=quantum)
         except InvalidParameter as error:
             raise self._draft.refusal(call, str(error), "change the bounds") from None
+
+    def _of_cells(self, name: str, call: exp.Expr, column: str) -> Aggregate:
+        """A quantile, several, or a histogram."""
+        function, named = call_name(call), named_arguments(call)
+        constant = next((e for e in call.expressions[1:] if not isinstance(e, exp.Kwarg)), call)
+        if function == "HISTOGRAM":
+            return Histogram(name, column=column, edges=self._edges(constant))
+        shares: Any = {"MEDIAN": Fraction(1, 2), "MIN": 0, "MAX": 1}.get(function)
+        if function == "PERCENTILE_CONT":
+            shares = self._number(constant)
+        elif function == "APPROX_QUANTILES":
+            count = self._number(constant)
+            if count.denominator > 1 or not 1 <= count <= 100:
+                raise InvalidParameter(f"APPROX_QUANTILES takes a number of parts; got {count}")
+            shares = [Fraction(i, int(count)) for i in range(int(count) + 1)]
+        bounds, edges = named.get(BOUNDS), named.get("edges")
+        leaves = self._number(named["leaves"]) if "leaves" in named else Fraction(0)
+        return Quantile(
+            name,
+            column=column,
+            q=shares,
+            contribution_bounds_per_row=None
+            if bounds is None
+            else cast(Any, tuple(self._number(each) for each in bounds.expressions)),
+            leaves=int(leaves) if leaves.denominator == 1 else cast(Any, float(leaves)),
+            edges=None if edges is None else self._edges(edges),
+        )
+
+    def _edges(self, node: exp.Expr) -> Any:
+        """Numbers in brackets, or a word."""
+        if isinstance(node, exp.Array | exp.Tuple):
+            return [self._number(each) for each in node.expressions]
+        if isinstance(node, exp.Literal) and node.is_string and node.name == "geometric":
+            return node.name
+        raise self._draft.refusal(
+            node, "edges are numbers that rise", "write [0, 10, 100], or 'geometric'"
+        )
 
     def _number(self, node: exp.Expr) -> Fraction:
         try:

@@ -46,7 +46,16 @@ BOUNDED_AGGREGATES: dict[str, type[Sum]] = {
     "STDDEV_POP": Stddev,
 }
 """Aggregates of values, each clamped to bounds; a new one is a class and a line here."""
-AGGREGATES = ("COUNT", "COUNTIF", *BOUNDED_AGGREGATES)
+CELL_AGGREGATES = {
+    "MEDIAN": "MEDIAN(x, contribution_bounds_per_row => (0, 600))",
+    "MIN": "MIN(x, contribution_bounds_per_row => (0, 600))",
+    "MAX": "MAX(x, contribution_bounds_per_row => (0, 600))",
+    "PERCENTILE_CONT": "PERCENTILE_CONT(x, 0.95, contribution_bounds_per_row => (0, 600))",
+    "APPROX_QUANTILES": "APPROX_QUANTILES(x, 4, contribution_bounds_per_row => (0, 600))",
+    "HISTOGRAM": "HISTOGRAM(x, [0, 10, 100])",
+}
+"""Quantiles and histograms, and how each is written."""
+AGGREGATES = ("COUNT", "COUNTIF", *BOUNDED_AGGREGATES, *CELL_AGGREGATES)
 WINDOW_COLUMNS = ("window_start", "window_end")
 RELEASE_COLUMNS = ("trigger_time", "release_index")
 KEPT_SHARE = "kept_share"

@@ -331,10 +331,10 @@ def _kept(task: PublishTask, rows: Rows, keep_mask: Any) -> pa.Table:
     """What is kept of a step and window: a row for each group, however many it has here.
 
     So a key that half of the rows have costs its bucket no more than others. Where keys are found
-    in rounds the rows themselves go on.
+    in rounds, or values fall into cells, the rows themselves go on.
     """
     query, shape = task.plan.query, task.shape
-    if not query.in_rounds:
+    if not query.in_rounds and not query.cells:
         groups, sums, first = sum_groups(query.measures, rows.groups, keep_mask, rows.values)
         of = {"step": rows.steps[first], "window": rows.windows[first]}
         return shape.of_groups(groups, sums, rows.keys.take(pa.array(first)), **of)
@@ -397,7 +397,7 @@ def _publish(task: PublishTask, bucket: int, table: pa.Table | None, texts: list
 def add(task: PublishTask, flow: Flow, window: int, table: pa.Table) -> None:
     """Take in what `_kept` has sent of a step and window."""
     shape = task.shape
-    if flow.query.in_rounds:
+    if flow.query.in_rounds or flow.query.cells:
         keep_mask = numbers(table, "verdict").astype(np.uint8)
         flow.aggregate(window, shape.rows(table), keep_mask)
     else:
