@@ -227,6 +227,13 @@ CASES = {
     "avg": asked(f"AVG(seconds, {BOUNDS}) AS mean", "max_rows_per_group = 2"),
     "variance": asked(f"VARIANCE(seconds, {BOUNDS}) AS v"),
     "stddev": asked(f"STDDEV(seconds, {BOUNDS}) AS d"),
+    "quantiles": asked(
+        f"PERCENTILE_CONT(seconds, 0.9, {BOUNDS}) AS p90, APPROX_QUANTILES(seconds, 4, {BOUNDS}, "
+        "leaves => 64) AS quartiles, COUNT(*) AS n",
+        "confidence = 0.9",
+        groups=3,
+    ),
+    "histogram": asked("HISTOGRAM(price, [0, 2.5, 10, 25]) AS prices", sink=JSONL),
     "weights": asked(
         f"COUNT(*) AS n, SUM(seconds, {BOUNDS}) AS s", "weights = (n = 3, selection = 1/2)"
     ),

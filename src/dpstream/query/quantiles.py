@@ -274,6 +274,7 @@ class Histogram(OfCells, identity="histogram", keys="column edges"):
     """
 
     of_rows: ClassVar[Fraction] = Fraction(1, 50)  # public groups need a first column
+    several: ClassVar[bool] = True
     column: str = field(kw_only=True)
     edges: Any = field(kw_only=True)
 

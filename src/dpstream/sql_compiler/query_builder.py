@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property, reduce
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -439,8 +439,9 @@ class QueryBuilder:
             return CountUnits(name)
         node = substitute(self._draft, argument, self._draft.relation)
         if call_name(call) in CELL_AGGREGATES:
+            kind, arguments = self._of_cells(call)
             try:
-                return self._of_cells(name, call, self._value(node))
+                return kind(name, column=self._value(node), **arguments)
             except InvalidParameter as error:
                 raise self._draft.refusal(call, str(error), "change its arguments") from None
         if call_name(call) in ("COUNT", "COUNTIF"):  # a SUM of ones and zeros
@@ -463,32 +464,31 @@ class QueryBuilder:
         except InvalidParameter as error:
             raise self._draft.refusal(call, str(error), "change the bounds") from None
 
-    def _of_cells(self, name: str, call: exp.Expr, column: str) -> Aggregate:
-        """A quantile, several, or a histogram."""
+    def _of_cells(self, call: exp.Expr) -> tuple[type[Histogram | Quantile], dict[str, Any]]:
+        """A quantile, several, or a histogram, and what it is made with."""
         function, named = call_name(call), named_arguments(call)
         constant = next((e for e in call.expressions[1:] if not isinstance(e, exp.Kwarg)), call)
         if function == "HISTOGRAM":
-            return Histogram(name, column=column, edges=self._edges(constant))
+            return Histogram, {"edges": self._edges(constant)}
         shares: Any = {"MEDIAN": Fraction(1, 2), "MIN": 0, "MAX": 1}.get(function)
         if function == "PERCENTILE_CONT":
             shares = self._number(constant)
         elif function == "APPROX_QUANTILES":
             count = self._number(constant)
             if count.denominator > 1 or not 1 <= count <= 100:
-                raise InvalidParameter(f"APPROX_QUANTILES takes a number of parts; got {count}")
+                raise self._draft.refusal(
+                    constant, "APPROX_QUANTILES takes a number of parts, 1 to 100", "write 4"
+                )
             shares = [Fraction(i, int(count)) for i in range(int(count) + 1)]
         bounds, edges = named.get(BOUNDS), named.get("edges")
         leaves = self._number(named["leaves"]) if "leaves" in named else Fraction(0)
-        return Quantile(
-            name,
-            column=column,
-            q=shares,
-            contribution_bounds_per_row=None
-            if bounds is None
-            else cast(Any, tuple(self._number(each) for each in bounds.expressions)),
-            leaves=int(leaves) if leaves.denominator == 1 else cast(Any, float(leaves)),
-            edges=None if edges is None else self._edges(edges),
-        )
+        clamps = None if bounds is None else tuple(map(self._number, bounds.expressions))
+        return Quantile, {
+            "q": shares,
+            "contribution_bounds_per_row": clamps,
+            "leaves": int(leaves) if leaves.denominator == 1 else float(leaves),
+            "edges": None if edges is None else self._edges(edges),
+        }
 
     def _edges(self, node: exp.Expr) -> Any:
         """Numbers in brackets, or a word."""
@@ -504,7 +504,9 @@ class QueryBuilder:
         try:
             return Fraction(str(literal_value(node)))
         except (ValueError, TypeError):
-            raise self._draft.refusal(node, "a bound is a number", "write (0, 600)") from None
+            raise self._draft.refusal(
+                node, f"{canonical(node)} is not a finite number", "write one, such as 600"
+            ) from None
 
     def condition(self, filters: Sequence[exp.Expr]) -> Expression | None:
         """All filters in one; None if there is none."""
@@ -561,6 +563,8 @@ class QueryBuilder:
             )
             for name, node in self._draft.computed.items()
         )
+        self._refuse_lists([*self._draft.computed.values(), *self._draft.ranked.values()])
+        self._refuse_lists([each for each in (having, order, qualify) if each is not None])
         ranked = tuple(self._ranked(name, node) for name, node in self._draft.ranked.items())
         shown = self._shown((*columns, *ranked))
         if not (qualify or ranked or having or order or limit or offset or columns or shown):
@@ -583,6 +587,21 @@ class QueryBuilder:
             shown=shown,
             zone=self.zone,
         )
+
+    def _refuse_lists(self, nodes: Iterable[exp.Expr]) -> None:
+        """Lists are published as they are: no expression reads them."""
+        made = {name: getattr(each, "several", False) for name, each in self.aggregates.items()}
+        listed = {name for name, is_list in made.items() if is_list}
+        written = {canonical(self._draft.aggregates[name]): name for name in listed}
+        for node in nodes:
+            for part in node.find_all(exp.Column, exp.Anonymous):
+                name = part.name if isinstance(part, exp.Column) else written.get(canonical(part))
+                if name in listed:
+                    raise self._draft.refusal(
+                        part,
+                        f"{name} is a list, and is published as it is",
+                        "ask for the quantile alone, as PERCENTILE_CONT(x, 0.5, ...)",
+                    )
 
     def _ranked(self, name: str, node: exp.Expr) -> ComputedColumn:
         """A column that compares published rows, with the error bar of a total or a share."""
