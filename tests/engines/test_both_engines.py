@@ -116,9 +116,7 @@ VARIANTS = {
     ),
     "quantiles": query(
         aggregates=(
-            dps.Quantile(
-                "q", column="seconds", q=[0, 0.5, 1], contribution_bounds_per_row=(0, 60)
-            ),
+            dps.Quantile("q", column="seconds", q=[0, 0.5, 1], contribution_bounds_per_row=(0, 60)),
             dps.Quantile("p", column="seconds", q=0.9, contribution_bounds_per_row=(0, 60)),
             dps.Histogram("h", column="seconds", edges=[0, 10, 60]),
             dps.Count("n"),

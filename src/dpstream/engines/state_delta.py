@@ -65,9 +65,7 @@ def restore(
             for table, rows in zip(tables, delta[name], strict=True):
                 table.apply(rows)
     if "groups" in stages and owner[0] == "window":
-        flow.state.windows.setdefault(
-            owner[1], [flow.new_groups() for _ in range(flow.buckets)]
-        )
+        flow.state.windows.setdefault(owner[1], [flow.new_groups() for _ in range(flow.buckets)])
         for bucket, group in zip(_group_buckets(flow, owner[1]), delta["groups"], strict=True):
             _restore_group(bucket, group)
     return _watermarks(flow, owner, stages)

@@ -98,9 +98,7 @@ class CellSums:
         self.visited = delta["visited"]
         self.noise = [
             None if state is None else KeyedNoise(ids=self.table.ids[rows], state=state, step=step)
-            for rows, state, step in zip(
-                self.visited, delta["noise"], delta["steps"], strict=True
-            )
+            for rows, state, step in zip(self.visited, delta["noise"], delta["steps"], strict=True)
         ]
 
 
@@ -169,7 +167,7 @@ def _walk(
     walks = [walk for each in asked for walk in each.walks(query.confidence)]
     p, slack = (np.array(part) for part in zip(*walks, strict=True))
     at_rows = query.measures.index(asked[0].rows)
-    rows = np.maximum(noisy.sums[:, at_rows, None], 0).astype(np.float64)  # groups x 1
+    rows = noisy.sums[:, at_rows, None].astype(np.float64)  # groups x 1; a clamp would skew ranks
     spreads = plan.stddevs[column : column + depth, release - 1]
     of_rows = plan.stddevs[at_rows, release - 1]
     variances = cells.cells.rank_weights @ spreads**2  # of each node's middle edge

@@ -368,7 +368,9 @@ def _all_edges(name: str, given: Any, most: int) -> tuple[Fraction, ...]:
 
 def _bounds(name: str, given: Any) -> tuple[Fraction, Fraction]:
     if not isinstance(given, tuple | list) or len(given) != 2:
-        raise InvalidParameter(f"{name!r} needs contribution_bounds_per_row=(lo, hi); got {given!r}")
+        raise InvalidParameter(
+            f"{name!r} needs contribution_bounds_per_row=(lo, hi); got {given!r}"
+        )
     lo, hi = exact(given[0], "lo"), exact(given[1], "hi")
     if lo >= hi:
         raise InvalidParameter(f"{name!r} needs lo < hi; got lo={given[0]}, hi={given[1]}")

@@ -388,7 +388,10 @@ class Query(RowSpec, identity="query", keys=_KEYS):
         wishes: dict[Measure, list[Fraction]] = {measure: [] for measure in columns}
         given = dict(self.weights)
         for aggregate in self.aggregates:
-            wish, measures = given.get(aggregate.name, Fraction(1)), self.measures_of[aggregate.name]
+            wish, measures = (
+                given.get(aggregate.name, Fraction(1)),
+                self.measures_of[aggregate.name],
+            )
             if isinstance(aggregate, OfCells):
                 levels = [each for each in self.levels if each.cells == aggregate.cells]
                 for level in levels:
