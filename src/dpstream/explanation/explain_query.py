@@ -337,7 +337,7 @@ def _cells_noise(
 ) -> dict[str, Any]:
     """The noise of a quantile in ranks, at the edge where it is largest; that of each bin."""
     query, column = plan.query, {"column": aggregate.name}
-    first = [n for n, each in enumerate(query.levels) if each.cells == aggregate.cells][0]
+    first = next(n for n, each in enumerate(query.levels) if each.cells == aggregate.cells)
     first += len(query.measures)
     if not isinstance(aggregate, Quantile):
         spread = window.stddevs[first]

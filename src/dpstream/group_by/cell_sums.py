@@ -163,7 +163,7 @@ def _walk(
     A walk goes right where the rank at that edge lies below the one it looks for, plus its slack
     in standard deviations of their difference.
     """
-    depth, groups = cells.cells.depth, len(noisy.ids)
+    depth = cells.cells.depth
     walks = [walk for each in asked for walk in each.walks(query.confidence)]
     p, slack = (np.array(part) for part in zip(*walks, strict=True))
     at_rows = query.measures.index(asked[0].rows)

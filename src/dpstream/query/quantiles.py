@@ -1,8 +1,8 @@
 """Quantiles and histograms: sums over cells of a column's range, and what is read off them.
 
 The range of a column is cut into public leaves. A histogram counts the rows of each leaf. A
-quantile is read off Haar coefficients: for each node of the binary tree over 2^h leaves, the rows in
-its left half less those in its right half. A row moves one node of each level, by 1, so a level is
+quantile is read off Haar coefficients: for each node of the binary tree over 2^h leaves, the rows
+in its left half less those in its right half. A row moves one node of each level, by 1, so a level is
 a sum like any other, and h levels share what one aggregate is given. With the noisy number of rows
 they tell how many rows lie below any edge. Proof: `docs/soundness/quantiles.md`.
 """
@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
@@ -361,7 +362,7 @@ def _all_edges(name: str, given: Any, most: int) -> tuple[Fraction, ...]:
         raise InvalidParameter(
             f"{name!r} needs 3 to {most + 1} edges, which make 2 to {most} parts; got {len(edges)}"
         )
-    if any(float(a) >= float(b) for a, b in zip(edges, edges[1:], strict=False)):
+    if any(float(a) >= float(b) for a, b in pairwise(edges)):
         raise InvalidParameter(f"the edges of {name!r} must rise; got {list(given)}")
     return edges
 
