@@ -2,9 +2,9 @@
 
 The range of a column is cut into public leaves. A histogram counts the rows of each leaf. A
 quantile is read off Haar coefficients: for each node of the binary tree over 2^h leaves, the rows
-in its left half less those in its right half. A row moves one node of each level, by 1, so a level is
-a sum like any other, and h levels share what one aggregate is given. With the noisy number of rows
-they tell how many rows lie below any edge. Proof: `docs/soundness/quantiles.md`.
+in its left half less those in its right half. A row moves one node of each level, by 1, so a level
+is a sum like any other, and h levels share what one aggregate is given. With the noisy number of
+rows they tell how many rows lie below any edge. Proof: `docs/soundness/quantiles.md`.
 """
 
 from __future__ import annotations

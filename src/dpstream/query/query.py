@@ -388,10 +388,8 @@ class Query(RowSpec, identity="query", keys=_KEYS):
         wishes: dict[Measure, list[Fraction]] = {measure: [] for measure in columns}
         given = dict(self.weights)
         for aggregate in self.aggregates:
-            wish, measures = (
-                given.get(aggregate.name, Fraction(1)),
-                self.measures_of[aggregate.name],
-            )
+            measures = self.measures_of[aggregate.name]
+            wish = given.get(aggregate.name, Fraction(1))
             if isinstance(aggregate, OfCells):
                 levels = [each for each in self.levels if each.cells == aggregate.cells]
                 for level in levels:
