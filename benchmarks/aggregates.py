@@ -47,7 +47,6 @@ def ours(
 ) -> list[tuple[float, Reals, Reals, Reals]]:
     """Per release: the part of the rows that have come, quantiles, and both ends of intervals."""
     groups, rows = values.shape
-    day = {"every": f"{_DAY // triggers} seconds"} if triggers > 1 else {}
     query = Query(
         privacy_unit_column="user",
         keys=("key",),
@@ -70,7 +69,7 @@ def ours(
                 leaves=_LEAVES,
             )
         ],
-        **day,
+        every=f"{_DAY // triggers} seconds" if triggers > 1 else None,
     )
     table = pa.table(
         {
@@ -87,8 +86,10 @@ def ours(
     )
     for number, (_, publication) in enumerate(published, start=1):
         shown = publication.table.sort_by("key")
-        columns = (np.array(shown[name].to_pylist()) for name in ("q", "q_low", "q_high"))
-        found.append((number / triggers, *columns))
+        middle, low, high = (
+            np.array(shown[f"q{end}"].to_pylist()) for end in ("", "_low", "_high")
+        )
+        found.append((number / triggers, middle, low, high))
     return found
 
 
@@ -105,8 +106,7 @@ def covered(values: Reals, low: Reals, high: Reals) -> Reals:
     """Which intervals hold the true quantile, the value at its rank."""
     at = np.ceil(np.array(SHARES) * values.shape[1]).astype(int) - 1
     truth = np.sort(values, axis=1)[:, at]
-    held: Reals = (low <= truth) & (truth <= high)
-    return held
+    return ((low <= truth) & (truth <= high)).astype(np.float64)
 
 
 def _rms(errors: Reals) -> float:
@@ -115,7 +115,13 @@ def _rms(errors: Reals) -> float:
 
 def _peer(peers: Peers, name: str, values: Reals, **more: Any) -> Reals:
     """What a peer finds in the same values."""
-    asked = {"epsilon": EPSILON, "delta": DELTA, "lo": _LO, "hi": _HI, "leaves": _LEAVES}
+    asked: dict[str, Any] = {
+        "epsilon": EPSILON,
+        "delta": DELTA,
+        "lo": _LO,
+        "hi": _HI,
+        "leaves": _LEAVES,
+    }
     asked |= {"peer": name, "values": values.tolist(), "q": list(SHARES)}
     return np.array(peers.ask(**asked | more)["quantiles"])
 

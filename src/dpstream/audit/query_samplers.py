@@ -225,7 +225,9 @@ class NodesShown(Flow):
         table = super()._table(step, due, noisy, totals)
         (bucket,), (shown,) = self.groups(due.window), noisy
         of_path = np.empty(len(shown.ids))
-        of_path[self._orders[due.window].places[0]] = bucket.cells[0].on_path
+        (nodes,) = bucket.cells
+        assert isinstance(nodes, _SeenNodes)
+        of_path[self._orders[due.window].places[0]] = nodes.on_path
         return table.append_column("on_path", pa.array(of_path))
 
 

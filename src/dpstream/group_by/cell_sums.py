@@ -117,7 +117,8 @@ def read_cells(
     noisy: NoisySums,
 ) -> NoisySums:
     """Beside the noisy sums of the groups shown, what is read off their cells."""
-    first, found = len(query.measures), {}
+    found: dict[str, Integers] = {}
+    first = len(query.measures)
     for each in cells:
         count = len(each.cells.levels)
         asked = [a for a in query.aggregates if getattr(a, "cells", None) == each.cells]

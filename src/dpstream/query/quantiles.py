@@ -45,7 +45,7 @@ class Cells(Measure):
     kept of the levels of a tree; otherwise of the leaves themselves.
     """
 
-    kind: Literal["leaf"] = "leaf"  # type: ignore[assignment]
+    kind: Literal["leaf"] = "leaf"
     leaves: int = _LEAVES
     spacing: str | tuple[Fraction, ...] = "linear"
     haar: bool = True
@@ -124,7 +124,7 @@ class Cells(Measure):
 class Level(Measure):
     """One level of the cells of a column: a unit's rows move as many of its nodes as they are."""
 
-    kind: Literal["level"] = "level"  # type: ignore[assignment]
+    kind: Literal["level"] = "level"
     cells: Cells
     level: int
 
@@ -244,7 +244,7 @@ class Quantile(OfCells, identity="quantile", keys="column q lo hi leaves edges")
     def walks(self, confidence: float | None) -> list[tuple[float, float]]:
         """(share, slack) of each walk: the rank it looks for, in standard deviations beside it."""
         slack = self.slack(confidence)
-        inside = {0: _INSIDE, 1: -_INSIDE}
+        inside = {Fraction(0): _INSIDE, Fraction(1): -_INSIDE}
         return [
             (float(share), beside)
             for share in self.shares

@@ -439,9 +439,9 @@ class QueryBuilder:
             return CountUnits(name)
         node = substitute(self._draft, argument, self._draft.relation)
         if call_name(call) in CELL_AGGREGATES:
-            kind, arguments = self._of_cells(call)
+            made, arguments = self._of_cells(call)
             try:
-                return kind(name, column=self._value(node), **arguments)
+                return made(name, column=self._value(node), **arguments)
             except InvalidParameter as error:
                 raise self._draft.refusal(call, str(error), "change its arguments") from None
         if call_name(call) in ("COUNT", "COUNTIF"):  # a SUM of ones and zeros
