@@ -472,16 +472,18 @@ class QueryBuilder:
             return Histogram, {"edges": self._edges(constant)}
         shares: Any = {"MEDIAN": Fraction(1, 2), "MIN": 0, "MAX": 1}.get(function)
         if function == "PERCENTILE_CONT":
-            shares = self._number(constant)
+            shares = self._number(constant, "the share", "0.95")
         elif function == "APPROX_QUANTILES":
-            count = self._number(constant)
+            count = self._number(constant, "the number of parts", "4")
             if count.denominator > 1 or not 1 <= count <= 100:
                 raise self._draft.refusal(
                     constant, "APPROX_QUANTILES takes a number of parts, 1 to 100", "write 4"
                 )
             shares = [Fraction(i, int(count)) for i in range(int(count) + 1)]
         bounds, edges = named.get(BOUNDS), named.get("edges")
-        leaves = self._number(named["leaves"]) if "leaves" in named else Fraction(0)
+        leaves = Fraction(0)
+        if "leaves" in named:
+            leaves = self._number(named["leaves"], "leaves", "256")
         clamps = None if bounds is None else tuple(map(self._number, bounds.expressions))
         return Quantile, {
             "q": shares,
@@ -493,20 +495,20 @@ class QueryBuilder:
     def _edges(self, node: exp.Expr) -> Any:
         """Numbers in brackets, or a word."""
         if isinstance(node, exp.Array | exp.Tuple):
-            return [self._number(each) for each in node.expressions]
+            return [self._number(each, "an edge", "[0, 10, 100]") for each in node.expressions]
         if isinstance(node, exp.Literal) and node.is_string and node.name == "geometric":
             return node.name
         raise self._draft.refusal(
             node, "edges are numbers that rise", "write [0, 10, 100], or 'geometric'"
         )
 
-    def _number(self, node: exp.Expr) -> Fraction:
+    def _number(
+        self, node: exp.Expr, what: str = "a bound", example: str = "(0, 600)"
+    ) -> Fraction:
         try:
             return Fraction(str(literal_value(node)))
         except (ValueError, TypeError):
-            raise self._draft.refusal(
-                node, f"{canonical(node)} is not a finite number", "write one, such as 600"
-            ) from None
+            raise self._draft.refusal(node, f"{what} is a number", f"write {example}") from None
 
     def condition(self, filters: Sequence[exp.Expr]) -> Expression | None:
         """All filters in one; None if there is none."""

@@ -229,7 +229,7 @@ _REFUSED_CALLS = (
             *("ARRAY_AGG", "ARRAY_CONCAT_AGG", "STRING_AGG", "LISTAGG", "GROUP_CONCAT", "JSON_AGG"),
         },
         "can show the value of a single row",
-        "use COUNT, SUM, AVG or MEDIAN with bounds",
+        "use COUNT, SUM or AVG with bounds",
     ),
     (
         {
