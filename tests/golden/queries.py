@@ -233,7 +233,9 @@ CASES = {
         "confidence = 0.9",
         groups=3,
     ),
-    "histogram": asked("HISTOGRAM(price, [0, 2.5, 10, 25]) AS prices", sink=JSONL),
+    "histogram": asked(
+        "HISTOGRAM(price, [0, 2.5, 10, 25]) AS prices", sink=JSONL, groups=2, epsilon=24
+    ),
     "weights": asked(
         f"COUNT(*) AS n, SUM(seconds, {BOUNDS}) AS s", "weights = (n = 3, selection = 1/2)"
     ),
