@@ -502,9 +502,7 @@ class QueryBuilder:
             node, "edges are numbers that rise", "write [0, 10, 100], or 'geometric'"
         )
 
-    def _number(
-        self, node: exp.Expr, what: str = "a bound", example: str = "(0, 600)"
-    ) -> Fraction:
+    def _number(self, node: exp.Expr, what: str = "a bound", example: str = "(0, 600)") -> Fraction:
         try:
             return Fraction(str(literal_value(node)))
         except (ValueError, TypeError):
