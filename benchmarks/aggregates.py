@@ -176,7 +176,7 @@ def measure(*, quick: bool, progress: Progress) -> Findings:
     """Rank errors once, beside the peers, and over 100 triggers; coverage of intervals."""
     rows: list[Row] = []
     notes = ["truths are exact: not private, for this comparison only"]
-    groups = 30 if quick else 200
+    groups = 30 if quick else 100
     with started("quantiles") as peers:
         for number, shape in enumerate(("uniform", "log-normal")):
             progress(2 * number, 4, f"{shape}, once")
