@@ -7,6 +7,7 @@ import pytest
 import dpstream as dps
 from dpstream.audit.query_samplers import run_plan
 from dpstream.group_by.cell_sums import CellSums, node_ids
+from dpstream.group_by.flow import Flow
 from dpstream.query.noise_plan import plan_query
 from dpstream.query.quantiles import Histogram, Quantile
 
@@ -170,3 +171,23 @@ def test_buckets_and_other_groups_change_nothing():
 
     assert one == three
     assert sum(map(len, one)) > 20
+
+
+def test_memory_of_a_key_is_what_is_told():
+    """A group with one value has the nodes of its walks; one with many at most all nodes."""
+    asked = query(Quantile("q", q=0.5, leaves=64, **ABOUT), public_groups=list(range(500)))
+    told = dps.explain(asked).memory
+    least, most = told["bytes_per_shown_group"], told["most_bytes_of_cells_per_group"]
+    rng, held = np.random.default_rng(6), {}
+
+    class Weighed(Flow):
+        def evict(self, window):
+            held[size] = sum(b.bytes for b in self.groups(window)) / 500
+            super().evict(window)
+
+    for size in (1, 300):
+        values = rng.uniform(0, 100, 500 * size)
+        published(asked, rows(values, np.repeat(np.arange(500), size)), flow=Weighed)
+
+    assert 0.8 * least < held[1] < 1.3 * least
+    assert held[1] < held[300] < 1.2 * (least + most)

@@ -505,13 +505,13 @@ def _memory(query: Query, width: int) -> dict[str, Any]:
 
 
 def _cell_bytes(cells: Cells, query: Query, noise: int) -> tuple[float, float]:
-    """(least, most) that the cells of a group take once it is shown: nodes, and noise of those
-    that are looked at."""
-    node = row_bytes(2)[0]
+    """What the cells of a group take once it is shown: (those of one release's walks, all)."""
+    node = row_bytes(2)[0] + noise + _WORD
     if not cells.haar:
-        return cells.leaves * (node + noise + _WORD), cells.leaves * (node + noise + _WORD)
-    nodes = (1 << cells.depth) - 1
-    return cells.depth * (node + noise + _WORD), nodes * (node + noise + _WORD)
+        return cells.leaves * node, cells.leaves * node
+    walks = sum(a.found for a in query.aggregates if isinstance(a, OfCells) and a.cells == cells)
+    looked_at = sum(min(1 << level, walks) for level in range(cells.depth))
+    return looked_at * node, ((1 << cells.depth) - 1) * node
 
 
 def _schema(schema: pa.Schema, query: RowSpec) -> list[dict[str, str]]:
