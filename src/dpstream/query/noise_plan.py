@@ -29,6 +29,7 @@ from dpstream.privacy.query_spend import QuerySpend
 from dpstream.privacy.sensitivity import group_by_change, rounds_change, units_change
 from dpstream.query.aggregates import Measure, Sum
 from dpstream.query.book_periods import book_share, same_rows
+from dpstream.query.quantiles import Level
 from dpstream.query.query import Query
 from dpstream.records import Integers, Reals
 
@@ -105,7 +106,9 @@ class NoisePlan:
             rows = self._rows_of_total(measure)
             windows = self.query.schedule.windows_of_a_period(self.query.periods)
             return rows if windows is None else min(rows, windows)
-        return bounds.rows if measure.kind in ("round", "level") else bounds.groups
+        if isinstance(measure, Level):
+            return min(bounds.rows, bounds.groups * measure.nodes)
+        return bounds.rows if measure.kind == "round" else bounds.groups
 
     def _rows_of_total(self, measure: Measure) -> int:
         """How many rows of one unit count in a total, over all windows."""
@@ -282,7 +285,8 @@ def plan_query(query: Query, counters: str | None = None) -> NoisePlan:
             coarser = _coarser(query)
             if coarser is None:
                 if not spared:
-                    raise InvalidParameter(f"the query {query.name!r}: {problem}") from None
+                    more = ", or fewer leaves" if query.levels else ""
+                    raise InvalidParameter(f"the query {query.name!r}: {problem}{more}") from None
                 coarser = replace(given, report_bias=False)
             query = coarser
         else:

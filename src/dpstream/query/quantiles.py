@@ -134,6 +134,11 @@ class Level(Measure):
         return f"level {self.level}|{self.cells.name}"
 
     @property
+    def nodes(self) -> int:
+        """How many there are in a group."""
+        return 1 << self.level if self.cells.haar else self.cells.leaves
+
+    @property
     def signed(self) -> bool:
         """May a row take something away?"""
         return self.cells.haar
