@@ -114,7 +114,8 @@ def refuse_window_functions_of_rows(draft: Draft) -> None:
                 "use TUMBLE for windows of time; published rows may be compared, in the outer "
                 "SELECT, QUALIFY and ORDER BY",
             )
-        if not isinstance(node, Over) or node.this not in OVER_FUNCTIONS or node.args.get("other"):
+        other = node.args.get("other") or node.args.get("frame")
+        if not isinstance(node, Over) or node.this not in OVER_FUNCTIONS or other:
             raise draft.refusal(
                 node,
                 f"{canonical(node)} is not known: OVER takes PARTITION BY and ORDER BY alone",

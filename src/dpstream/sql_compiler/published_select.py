@@ -1,0 +1,404 @@
+"""SELECT over published rows: filters, groups, pivots and orders the rows of a release, and looks
+at the rows of earlier windows.
+
+All of it is post-processing: it sees noisy tables and nothing else, so it costs nothing. What later
+windows look at is kept as `Earlier`: of each window that a frame reaches, the last row that was
+published of each key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from dpstream.query.row_spec import Earlier
+from dpstream.records import Integers, Reals
+from dpstream.rows.parse import whole_column
+from dpstream.sql_compiler.over_clause import row_codes, sort_rows
+from dpstream.sql_compiler.query_builder import (
+    ErrorBar,
+    Expression,
+    PostProcessing,
+    WrittenErrorBar,
+    floats,
+    functions_used,
+)
+from dpstream.sql_compiler.sql_values import as_bool, as_float
+
+STDDEV = "_stddev"
+_OWN = "own row"  # a column of what is kept: was the key shown in this window, or in an earlier one?
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupAggregate:
+    """SUM, AVG, MIN, MAX or COUNT of the rows of a group; `only` of those where it holds.
+
+    `value` None: of rows, not of values.
+    """
+
+    name: str
+    function: str
+    value: Expression | None
+    error_bar: ErrorBar | None = None
+    only: Expression | None = None
+
+    def columns(self, table: pa.Table, groups: Integers, size: int, zone: str) -> dict[str, Any]:
+        """The aggregate of each group, and its standard deviation if it has one."""
+        counted = np.ones(len(table), bool)
+        if self.only is not None:
+            counted &= _truths(self.only.evaluate(table, zone))
+        if self.value is None:
+            return {self.name: pa.array(np.bincount(groups[counted], minlength=size))}
+        value = self.value.evaluate(table, zone)
+        counted &= np.asarray(value.is_valid())
+        rows, groups = np.flatnonzero(counted), groups[counted]
+        value = value.take(pa.array(rows))
+        counts = np.bincount(groups, minlength=size)
+        if self.function == "COUNT":
+            return {self.name: pa.array(counts)}
+        if self.function in ("MIN", "MAX"):
+            order = sort_rows([(value, self.function == "MAX", False)], len(rows))
+            present, first = np.unique(groups[order], return_index=True)
+            at: Integers = np.full(size, -1)
+            at[present] = order[first]
+            return {self.name: value.take(pa.array(at, mask=at < 0))}
+        none = counts == 0
+        columns = {self.name: self._sums(value, groups, counts)}
+        if self.error_bar is not None:
+            stddevs = self.error_bar.stddevs(table.take(pa.array(rows)), value, zone)
+            with np.errstate(all="ignore"):
+                total = np.sqrt(np.bincount(groups, weights=floats(stddevs) ** 2, minlength=size))
+                total /= counts if self.function == "AVG" else 1
+            columns[self.name + STDDEV] = pa.array(total, mask=none | ~np.isfinite(total))
+        return columns
+
+    def _sums(self, value: pa.Array, groups: Integers, counts: Integers) -> pa.Array:
+        if pa.types.is_integer(value.type) and self.function == "SUM":
+            whole: Integers = np.zeros(len(counts), np.int64)
+            np.add.at(whole, groups, np.asarray(value))
+            return pa.array(whole, mask=counts == 0)
+        sums = np.bincount(groups, weights=floats(as_float(value)), minlength=len(counts))
+        with np.errstate(all="ignore"):
+            sums = sums / (counts if self.function == "AVG" else 1)
+        return pa.array(sums, mask=counts == 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grouping:
+    """GROUP BY of published rows: groups in the order in which they first come."""
+
+    keys: tuple[tuple[str, Expression], ...]
+    aggregates: tuple[GroupAggregate, ...]
+    constants: tuple[str, ...]
+    """Columns that are the same in all rows of a release."""
+
+    def __call__(self, table: pa.Table, zone: str) -> pa.Table:
+        """One row for each group."""
+        keys = {name: value.evaluate(table, zone) for name, value in self.keys}
+        codes = row_codes(list(keys.values()), len(table))
+        _, first, groups = np.unique(codes, return_index=True, return_inverse=True)
+        place = np.argsort(np.argsort(first))
+        groups, first = place[groups.reshape(-1)], np.sort(first)
+        columns: dict[str, Any] = {name: key.take(pa.array(first)) for name, key in keys.items()}
+        columns |= {name: table[name].take(pa.array(first)) for name in self.constants}
+        for each in self.aggregates:
+            columns |= each.columns(table, groups, len(first), zone)
+        return pa.table(columns)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WindowFunction:
+    """A function of a column in the windows from `first` back (None: the very first) to `last` back.
+
+    LAG(n, 2) is from 2 to 2 back; a frame ends with the window itself, 0 back.
+    """
+
+    name: str
+    function: str
+    column: str
+    first: int | None
+    last: int = 0
+    has_bar: bool = False
+
+    @property
+    def ends(self) -> tuple[str, ...]:
+        """What its columns end with."""
+        return ("", STDDEV) if self.has_bar else ("",)
+
+
+def _floats(column: Any) -> Reals:
+    """Numbers, NaN where there is none."""
+    return np.asarray(as_float(whole_column(column)).fill_null(np.nan), np.float64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LookBack:
+    """Columns that look at earlier windows; `keys` name a row within its window.
+
+    "Before" is by windows: a key that a window did not show is NULL there.
+    """
+
+    keys: tuple[str, ...]
+    functions: tuple[WindowFunction, ...]
+
+    @cached_property
+    def _kept(self) -> list[str]:
+        """The columns that later windows need, besides keys and running figures."""
+        names = (f"{each.column}{end}" for each in self.functions for end in each.ends)
+        return [*dict.fromkeys(names)]
+
+    @cached_property
+    def _running(self) -> tuple[WindowFunction, ...]:
+        return tuple(each for each in self.functions if each.first is None)
+
+    def __call__(self, table: pa.Table, window: int, earlier: dict[int, pa.Table]) -> pa.Table:
+        """The table with these columns; notes in `earlier` what later windows will look at."""
+        keys = [whole_column(table[name]) for name in self.keys]
+        reach = [each.first for each in self.functions if each.first is not None]
+        back = {0: table}
+        for distance in range(1, max(reach, default=0) + 1):
+            if (past := earlier.get(window - distance)) is not None:
+                back[distance] = past.take(_places(keys, past, self.keys, len(table)))
+        newest = max((known for known in earlier if known < window), default=None)
+        past = None if newest is None else earlier[newest]
+        before = None
+        if past is not None and self._running:
+            before = past.take(_places(keys, past, self.keys, len(table)))
+        for each in self.functions:
+            for name, column in self._columns(each, table, back, before).items():
+                table = table.append_column(name, column)
+        earlier[window] = self._note(table, earlier.get(window), past)
+        return table
+
+    def _columns(
+        self,
+        each: WindowFunction,
+        table: pa.Table,
+        back: dict[int, pa.Table],
+        before: pa.Table | None,
+    ) -> dict[str, pa.Array]:
+        if each.function == "LAG":
+            assert each.first is not None
+            none = table.slice(0, 0).take(pa.nulls(len(table), pa.int64()))
+            past = back.get(each.first, none)
+            return {
+                f"{each.name}{end}": whole_column(past[f"{each.column}{end}"]) for end in each.ends
+            }
+        if each.first is None:
+            parts = [_floats(table[each.column])]
+            spreads = [_floats(table[each.column + STDDEV])] if each.has_bar else []
+            if before is not None:
+                parts.append(_floats(before[each.name]))
+                spreads += [_floats(before[each.name + STDDEV])] if each.has_bar else []
+        else:
+            frames = [back[n] for n in range(each.last, each.first + 1) if n in back]
+            parts = [_floats(frame[each.column]) for frame in frames]
+            spreads = [_floats(f[each.column + STDDEV]) for f in frames] if each.has_bar else []
+        values = np.stack(parts)
+        none = np.isnan(values)
+        counts = (~none).sum(axis=0)
+        with np.errstate(all="ignore"):
+            if each.function in ("MIN", "MAX"):
+                reduce = np.fmin if each.function == "MIN" else np.fmax
+                made = reduce.reduce(values, axis=0)
+            else:
+                made = np.where(none, 0, values).sum(axis=0) / (counts > 0)
+                made = made / counts if each.function == "AVG" else made
+            columns = {each.name: _numbers(made)}
+            if spreads:
+                total = np.where(none, 0, np.stack(spreads) ** 2).sum(axis=0)
+                total = np.sqrt(total) / (counts if each.function == "AVG" else 1)
+                columns[each.name + STDDEV] = _numbers(np.where(counts > 0, total, np.nan))
+        return columns
+
+    def _note(self, table: pa.Table, same: pa.Table | None, before: pa.Table | None) -> pa.Table:
+        """Of each key the last row of this window; running figures go on without one."""
+        columns = {name: whole_column(table[name]) for name in (*self.keys, *self._kept)}
+        running = [f"{each.name}{end}" for each in self._running for end in each.ends]
+        columns |= {name: whole_column(table[name]) for name in running}
+        columns[_OWN] = pa.array(np.ones(len(table), bool))
+        made = pa.table(columns)
+        parts = [made]
+        if same is not None:
+            parts.append(same.filter(same[_OWN]))
+        if before is not None and self._running:
+            nulls = {name: pa.nulls(len(before), made.schema.field(name).type) for name in self._kept}
+            carried = {name: before[name] for name in (*self.keys, *running)}
+            carried |= nulls | {_OWN: pa.array(np.zeros(len(before), bool))}
+            parts.append(pa.table(carried).select(made.column_names))
+        if len(parts) == 1:
+            return made
+        rows = pa.concat_tables(parts).combine_chunks()
+        codes = row_codes([whole_column(rows[name]) for name in self.keys], len(rows))
+        return rows.take(pa.array(np.sort(np.unique(codes, return_index=True)[1])))
+
+
+def _numbers(values: Reals) -> pa.Array:
+    return pa.array(values, pa.float64(), mask=~np.isfinite(values))
+
+
+def _places(keys: Sequence[pa.Array], past: pa.Table, names: Sequence[str], size: int) -> pa.Array:
+    """For each of `size` rows the row of the past that has its keys; NULL: none."""
+    both = [
+        pa.concat_arrays([key, whole_column(past[name]).cast(key.type)])
+        for key, name in zip(keys, names, strict=True)
+    ]
+    codes = row_codes(both, size + len(past))
+    known, first = np.unique(codes[size:], return_index=True)
+    at = np.searchsorted(known, codes[:size]).clip(max=max(len(known) - 1, 0))
+    found = (known[at] == codes[:size]) if len(known) else np.zeros(size, bool)
+    return pa.array(first[at] if len(known) else np.zeros(size, np.int64), mask=~found)
+
+
+def _truths(value: Any) -> Any:
+    return np.asarray(as_bool(value).fill_null(False), bool)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Output:
+    """A column of SELECT; `passed`: a column as it is, with those that end with `ends`."""
+
+    name: str
+    value: Expression
+    error_bar: ErrorBar | WrittenErrorBar | None = None
+    passed: str = ""
+    ends: tuple[str, ...] = ()
+    exact: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class PublishedSelect:
+    """One SELECT over the rows of a release."""
+
+    outputs: tuple[Output, ...]
+    constants: tuple[str, ...]
+    """Columns that stand beside the outputs, as they are."""
+    where: Expression | None = None
+    grouping: Grouping | None = None
+    having: Expression | None = None
+    look_back: LookBack | None = None
+    qualify: Expression | None = None
+    order: tuple[tuple[Expression, bool, bool], ...] = ()
+    """Expression, is it descending, do NULLs come first?"""
+    limit: int | None = None
+    offset: int = 0
+    zone: str = "UTC"
+
+    @cached_property
+    def text(self) -> str:
+        """All of it, in SQL."""
+        grouping, back = self.grouping, self.look_back
+        order = ", ".join(
+            f"{by.text} {'DESC' if down else 'ASC'} NULLS {'FIRST' if first else 'LAST'}"
+            for by, down, first in self.order
+        )
+        parts = [
+            f"SELECT {', '.join(f'{each.value.text} AS {each.name!r}' for each in self.outputs)}",
+            "" if self.where is None else f"WHERE {self.where.text}",
+        ]
+        if grouping is not None:
+            keys = ", ".join(value.text for _, value in grouping.keys)
+            parts.append(f"GROUP BY {keys or '()'}")
+            parts += [f"ONLY {each.name!r} IF {each.only.text}" for each in grouping.aggregates
+                      if each.only is not None]  # fmt: skip
+        parts += [
+            "" if self.having is None else f"HAVING {self.having.text}",
+            "" if back is None else f"OVER WINDOWS OF {', '.join(back.keys) or 'ALL ROWS'}",
+            "" if self.qualify is None else f"QUALIFY {self.qualify.text}",
+            f"ORDER BY {order}" if order else "",
+            "" if self.limit is None else f"LIMIT {self.limit}",
+            f"OFFSET {self.offset}" if self.offset else "",
+            f"IN {self.zone}",
+        ]
+        return " ".join(filter(None, parts)) + functions_used(self._expressions())
+
+    def _expressions(self) -> Iterable[Expression | None]:
+        yield from (each.value for each in self.outputs)
+        yield from (self.where, self.having, self.qualify, *(by for by, _, _ in self.order))
+        if self.grouping is not None:
+            yield from (value for _, value in self.grouping.keys)
+            for each in self.grouping.aggregates:
+                yield from (each.value, each.only)
+
+    @property
+    def windows_back(self) -> int:
+        """How many earlier windows it looks at."""
+        functions = () if self.look_back is None else self.look_back.functions
+        return max((1 if each.first is None else each.first for each in functions), default=0)
+
+    @property
+    def computed(self) -> dict[str, bool]:
+        """Columns that it computes from noisy ones, and whether each has an error bar."""
+        made = (each for each in self.outputs if not each.passed and not each.exact)
+        return {each.name: each.error_bar is not None for each in made}
+
+    def __call__(self, table: pa.Table, window: int, earlier: dict[int, pa.Table]) -> pa.Table:
+        """What it makes of a table; `earlier`: what it has noted of other windows, by number."""
+        if self.where is not None:
+            table = table.filter(pa.array(_truths(self.where.evaluate(table, self.zone))))
+        if self.grouping is not None:
+            table = self.grouping(table, self.zone)
+        if self.having is not None:
+            table = table.filter(pa.array(_truths(self.having.evaluate(table, self.zone))))
+        if self.look_back is not None:
+            table = self.look_back(table, window, earlier)
+        columns: dict[str, Any] = {}
+        for each in self.outputs:
+            if each.passed:
+                columns |= {f"{each.name}{end}": table[f"{each.passed}{end}"] for end in each.ends}
+                continue
+            columns[each.name] = value = each.value.evaluate(table, self.zone)
+            if each.error_bar is not None:
+                bar = each.error_bar.stddevs(table, value, self.zone)
+                columns[each.name + STDDEV] = _numbers(_floats(bar))
+        columns |= {name: table[name] for name in self.constants}
+        by = [(each.evaluate(table, self.zone), down, first) for each, down, first in self.order]
+        rows = sort_rows(by, len(table))
+        if self.qualify is not None:
+            rows = rows[_truths(self.qualify.evaluate(table, self.zone))[rows]]
+        end = None if self.limit is None else self.offset + self.limit
+        return pa.table(columns).take(pa.array(rows[self.offset : end]))
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class PublishedSelects:
+    """The private query's own post-processing, then one SELECT after another."""
+
+    first: PostProcessing | None
+    selects: tuple[PublishedSelect, ...]
+
+    @property
+    def text(self) -> str:
+        """All of it, in SQL."""
+        texts = ["" if self.first is None else self.first.text]
+        return " THEN ".join(filter(None, [*texts, *(each.text for each in self.selects)]))
+
+    def __repr__(self) -> str:
+        return self.text
+
+    @property
+    def computed(self) -> dict[str, bool]:
+        """Columns that are computed from noisy ones, and whether each has an error bar."""
+        return self.selects[-1].computed
+
+    @cached_property
+    def windows_back(self) -> int:
+        """How many earlier windows it looks at."""
+        return max(each.windows_back for each in self.selects)
+
+    def __call__(self, release: pa.Table) -> pa.Table:
+        """What is published of a release that has none before it."""
+        return self.look_back(release, 0, {})
+
+    def look_back(self, release: pa.Table, window: int, earlier: Earlier) -> pa.Table:
+        """What is published of a release of a window; notes in `earlier` what later ones need."""
+        table = release if self.first is None else self.first(release)
+        for number, select in enumerate(self.selects):
+            known = earlier.setdefault(number, {}) if select.windows_back else {}
+            table = select(table, window, known)
+        return table
