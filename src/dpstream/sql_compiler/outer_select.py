@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import combinations
 from typing import Any
 
 from sqlglot import exp
@@ -52,9 +53,11 @@ from dpstream.sql_compiler.statement import (
     other_clauses,
     present_args,
 )
+from dpstream.sql_compiler.validate import refuse_changing_calls
 
 _AGGREGATES = ("SUM", "AVG", "MIN", "MAX", "COUNT", "COUNTIF")
 _OVER_WINDOWS = ("LAG", "SUM", "AVG", "MIN", "MAX")
+_MOST_KEYS = 6  # of CUBE
 _FARTHEST = 1000  # windows back: what is kept of them is in memory and in every snapshot
 _NAMING = (exp.Ordered, exp.Identifier)  # nodes that may be written as what they hold is
 _CLAUSES = {
@@ -72,7 +75,7 @@ _REFUSED = {
 
 @dataclass(frozen=True, kw_only=True)
 class Layer:
-    """A SELECT around a private query, PIVOT in its FROM, and what columns may be qualified with."""
+    """A SELECT around a private query, PIVOT in its FROM, and names to qualify columns with."""
 
     select: exp.Expr
     pivot: exp.Expr | None = None
@@ -131,15 +134,14 @@ def _inner_select(node: exp.Expr | None, tables: dict[str, exp.Expr]) -> exp.Exp
     if isinstance(node, exp.Subquery):
         found: exp.Expr = node.this.unnest()
         return found
-    if isinstance(node, exp.Table) and isinstance(node.this, exp.Identifier):
-        if not node.args.get("db") and node.name in tables:
-            common: exp.Expr = tables[node.name].this
-            if common.find(PrivacyClause) is not None:
-                del tables[node.name]
-                return common
-            found = common.unnest()
-            return found if _reads_private(found, tables) and tables.pop(node.name) else None
-    return None
+    named = isinstance(node, exp.Table) and isinstance(node.this, exp.Identifier)
+    if node is None or not named or node.args.get("db") or node.name not in tables:
+        return None
+    found = tables[node.name].this.unnest()
+    if not _reads_private(found, tables):
+        return None
+    del tables[node.name]
+    return found
 
 
 def _reads_private(select: exp.Expr, tables: Mapping[str, exp.Expr]) -> bool:
@@ -170,16 +172,21 @@ def refuse_union(statement: Statement, tree: exp.Expr) -> None:
             branches.append(node)
     if not any(_is_private(branch) for branch in branches):
         return
+    begins = [token.start for token in statement.tokens if token.text.upper() == "SELECT"]
     blocks = []
     for number, branch in enumerate(branches, 1):
         span = statement.span(branch)
-        text = canonical(branch) if span is None else statement.text[slice(*span)]
-        blocks.append(f"\n[[query]]\nname = \"part{number}\"\nsql = '''SELECT {_shorten(text)}'''")
+        text = canonical(branch)
+        if span is not None:
+            first = max((at for at in begins if at <= span[0]), default=span[0])
+            text = statement.text[first : span[1]]
+        blocks.append(f"\n[[query]]\nname = \"part{number}\"\nsql = '''{_shorten(text)}'''")
     raise statement.refusal(
         None,
         f"UNION ALL of {len(branches)} private queries: each has a budget and a run of its own",
-        "give each its own [[query]] in one pipeline file, or each to dps.run_all; they share the "
-        "source, the book and the sink, and a column says whose a row is:" + "".join(blocks),
+        "give each a [[query]] of its own in one pipeline file, or all to dps.run_all: they share "
+        "source, book and sink; then read SELECT * FROM part1 UNION ALL SELECT * FROM part2 there"
+        + "".join(blocks),
     )
 
 
@@ -210,7 +217,9 @@ def _split_windows(statement: Statement, tree: exp.Expr) -> tuple[exp.Expr, list
             continue
         if not isinstance(item, exp.Alias | exp.Column):
             raise statement.refusal(
-                item, "beside a figure of several windows every column needs a name", "name it: AS n"
+                item,
+                "beside a figure of several windows every column needs a name",
+                "name it: AS n",
             )
         kept.append(item)
         names.setdefault(canonical(item.unalias()), item.alias_or_name)
@@ -344,6 +353,7 @@ class _Groups:
     aggregates: dict[str, GroupAggregate] = field(default_factory=dict)
     known: dict[str, Known] = field(default_factory=dict)
     expressions: list[tuple[str, Expression]] = field(default_factory=list)
+    sets: list[tuple[str, ...]] = field(default_factory=list)
 
 
 class LayerCompiler:
@@ -360,7 +370,7 @@ class LayerCompiler:
         self._draft, self._builder, self._query = draft, builder, query
         self._from, self._layer = published, layer
         self._known = published.known
-        self._chosen = published.chosen
+        self._chosen, self._together = published.chosen, published.together
         self._row_keys = published.keys
         self._functions: dict[str, WindowFunction] = {}
 
@@ -430,7 +440,7 @@ class LayerCompiler:
             constants=self._from.constants,
             keys=self._new_keys(outputs),
             chosen=self._chosen or of_rows is not None or limit is not None or bool(offset),
-            together=self._from.together,
+            together=self._together,
         )
 
     # Names.
@@ -457,6 +467,7 @@ class LayerCompiler:
                 )
             return _column(part.name).update_positions(part.this)
 
+        refuse_changing_calls(self._draft, node)
         return node.transform(resolve)
 
     def _items(self) -> dict[str, exp.Expr]:
@@ -550,33 +561,66 @@ class LayerCompiler:
         if group is None and not calls:
             return None
         groups = _Groups()
-        if group is not None and present_args(group) - {"expressions", "all"}:
-            raise self._refuse(group, "only plain columns can be grouped by", "name columns")
-        listed = [] if group is None else group.expressions
-        if group is not None and group.args.get("all"):
-            listed = [
-                node
-                for node in items.values()
-                if not any(find_calls(node, _AGGREGATES)) and node.find(Over) is None
-            ]
-        for node in listed:
-            key = self._aliased(node, items, inputs=True, numbers=True).unnest()
-            if any(find_calls(key, _AGGREGATES)) or key.find(Over):
-                raise self._refuse(node, "an aggregate cannot be a key", "group by columns")
-            name = key.name if isinstance(key, exp.Column) else canonical(key)
-            noisy = self._is_noisy(key, self._known)
-            self._chosen = self._chosen or noisy
-            groups.keys[canonical(key)] = name
-            groups.known[name] = Known(exact=not noisy)
-            groups.expressions.append((name, self._expression(key)))
-        groups.known |= {
-            name: self._known[name] for name in self._from.constants if name not in groups.known
-        }
+        listed = [[]] if group is None else self._grouping_sets(group, items)
+        for nodes_of_set in listed:
+            names = []
+            for node in nodes_of_set:
+                key = self._aliased(node, items, inputs=True, numbers=True).unnest()
+                if any(find_calls(key, _AGGREGATES)) or key.find(Over):
+                    raise self._refuse(node, "an aggregate cannot be a key", "group by columns")
+                names.append(self._add_key(groups, key))
+            groups.sets.append(tuple(name for name in names if name not in self._from.constants))
+        groups.known |= {name: self._known[name] for name in self._from.constants}
         for call in calls:
             self._add_aggregate(groups, canonical(call), call)
-        names = (name for name, _ in groups.expressions)
-        self._row_keys = tuple(name for name in names if name not in self._from.constants)
+        self._row_keys = tuple(name for name, _ in groups.expressions)
+        if len(groups.sets) > 1:  # a row of one set has the noise of rows of another
+            self._row_keys, self._together = None, True
         return groups
+
+    def _add_key(self, groups: _Groups, key: exp.Expr) -> str:
+        """Group by an expression; the name of its column. Times of the window change nothing."""
+        name = key.name if isinstance(key, exp.Column) else canonical(key)
+        noisy = self._is_noisy(key, self._known)
+        self._chosen = self._chosen or noisy
+        if canonical(key) not in groups.keys and name not in self._from.constants:
+            groups.known[name] = Known(exact=not noisy)
+            groups.expressions.append((name, self._expression(key)))
+        groups.keys[canonical(key)] = name
+        return name
+
+    def _grouping_sets(
+        self, group: exp.Expr, items: Mapping[str, exp.Expr]
+    ) -> list[list[exp.Expr]]:
+        """What each set of GROUP BY lists; there is one, but for ROLLUP and its like."""
+        if present_args(group) - {"expressions", "all"}:
+            raise self._refuse(group, "this GROUP BY is not known", "write GROUP BY ROLLUP (a, b)")
+        if group.args.get("all"):
+            return [
+                [
+                    node
+                    for node in items.values()
+                    if not any(find_calls(node, _AGGREGATES)) and node.find(Over) is None
+                ]
+            ]
+        sets: list[list[exp.Expr]] = [[]]
+        for node in group.expressions:
+            inside = node.expressions
+            choices = [[node]]
+            if isinstance(node, exp.Rollup):
+                choices = [inside[:size] for size in range(len(inside), -1, -1)]
+            elif isinstance(node, exp.Cube) and len(inside) <= _MOST_KEYS:
+                sizes = range(len(inside), -1, -1)
+                choices = [list(some) for size in sizes for some in combinations(inside, size)]
+            elif isinstance(node, exp.GroupingSets):
+                choices = [
+                    each.expressions if isinstance(each, exp.Tuple) else [each.unnest()]
+                    for each in inside
+                ]
+            sets = [[*before, *more] for before in sets for more in choices]
+            if len(sets) > 1 << _MOST_KEYS:
+                raise self._refuse(group, "there are too many sets of keys", "name fewer")
+        return sets
 
     def _add_aggregate(
         self, groups: _Groups, name: str, call: exp.Expr, only: exp.Expr | None = None
@@ -598,7 +642,7 @@ class LayerCompiler:
             function, only, star = "COUNT", argument, True
         value = None if star else self._expression(argument)
         bar = noise = None
-        honest = function in ("SUM", "AVG") and not self._chosen and not self._from.together
+        honest = function in ("SUM", "AVG") and not self._chosen and not self._together
         if honest and (only is None or not self._is_noisy(only, self._known)):
             bar, noise = self._bar(argument, self._known)
         groups.aggregates[name] = GroupAggregate(
@@ -636,11 +680,11 @@ class LayerCompiler:
     def _grouping(self, groups: _Groups | None) -> Grouping | None:
         if groups is None:
             return None
-        keys = {name for name, _ in groups.expressions}
         return Grouping(
             keys=tuple(groups.expressions),
             aggregates=tuple(groups.aggregates.values()),
-            constants=tuple(name for name in self._from.constants if name not in keys),
+            constants=self._from.constants,
+            sets=tuple(groups.sets),
         )
 
     def pivot(self, node: exp.Expr) -> tuple[PublishedSelect, Published]:
@@ -666,11 +710,9 @@ class LayerCompiler:
                 name = f"{item.alias}_{name}" if isinstance(item, exp.Alias) else name
                 if name in groups.aggregates:
                     raise self._refuse(value, f"two columns are named {name}", "name one with AS")
-                self._add_aggregate(
-                    groups, name, call, exp.EQ(this=by.copy(), expression=constant)
-                )
+                self._add_aggregate(groups, name, call, exp.EQ(this=by.copy(), expression=constant))
                 made[name] = _column(name)
-        rest = [name for name in self._from.columns if name not in used]
+        rest = [n for n in self._from.columns if n not in used and n not in self._from.constants]
         for name in rest:
             if not self._known[name].exact or name in made:
                 raise self._refuse(
@@ -680,9 +722,8 @@ class LayerCompiler:
                     else f"two columns are named {name}",
                     "put SELECT of the columns that are wanted into a subquery before it",
                 )
-            groups.keys[canonical(_column(name))] = name
-            groups.expressions.append((name, self._expression(_column(name))))
-            groups.known[name] = Known(exact=True)
+            self._add_key(groups, _column(name))
+        groups.sets.append(tuple(rest))
         made = {name: _column(name) for name in rest} | made
         outputs = [self._output(name, column, groups.known) for name, column in made.items()]
         columns = {each.name: groups.known[each.name] for each in outputs}
@@ -730,7 +771,7 @@ class LayerCompiler:
         bar: ErrorBar | WrittenErrorBar | None = None
         if not exact:
             bar, _ = self._bar(plain, known)
-        if bar is None and plain.find(Over) and not self._chosen and not self._from.together:
+        if bar is None and plain.find(Over) and not self._chosen and not self._together:
             barred = [each for each, about in known.items() if about.noise is not None]
             written = error_bar(plain, barred, [n for n, about in known.items() if about.exact])
             if written is not None:

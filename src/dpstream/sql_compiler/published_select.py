@@ -31,7 +31,9 @@ from dpstream.sql_compiler.query_builder import (
 from dpstream.sql_compiler.sql_values import as_bool, as_float
 
 STDDEV = "_stddev"
-_OWN = "own row"  # a column of what is kept: was the key shown in this window, or in an earlier one?
+_OWN = (
+    "own row"  # a column of what is kept: was the key shown in this window, or in an earlier one?
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,21 +92,46 @@ class GroupAggregate:
 
 @dataclass(frozen=True, kw_only=True)
 class Grouping:
-    """GROUP BY of published rows: groups in the order in which they first come."""
+    """GROUP BY of published rows: groups in the order in which they first come, set by set."""
 
     keys: tuple[tuple[str, Expression], ...]
     aggregates: tuple[GroupAggregate, ...]
     constants: tuple[str, ...]
     """Columns that are the same in all rows of a release."""
+    sets: tuple[tuple[str, ...], ...]
+    """Names of the keys that each set groups by: one set, or those of ROLLUP and its like."""
+
+    @property
+    def text(self) -> str:
+        """The groups and their conditions, in SQL."""
+        texts = {name: value.text for name, value in self.keys}
+        sets = [", ".join(texts[name] for name in names) or "()" for names in self.sets]
+        if len(sets) > 1:
+            sets = [f"SETS (({'), ('.join(sets)}))"]
+        only = (
+            f" ONLY {each.name!r} IF {each.only.text}"
+            for each in self.aggregates
+            if each.only is not None
+        )
+        return f"GROUP BY {sets[0]}{''.join(only)}"
 
     def __call__(self, table: pa.Table, zone: str) -> pa.Table:
-        """One row for each group."""
+        """One row for each group of each set; keys that a set leaves out are NULL."""
         keys = {name: value.evaluate(table, zone) for name, value in self.keys}
-        codes = row_codes(list(keys.values()), len(table))
+        made = [self._of_set(table, keys, names, zone) for names in self.sets]
+        return pa.concat_tables(made).combine_chunks()
+
+    def _of_set(
+        self, table: pa.Table, keys: dict[str, pa.Array], names: tuple[str, ...], zone: str
+    ) -> pa.Table:
+        codes = row_codes([keys[name] for name in names], len(table))
         _, first, groups = np.unique(codes, return_index=True, return_inverse=True)
         place = np.argsort(np.argsort(first))
         groups, first = place[groups.reshape(-1)], np.sort(first)
-        columns: dict[str, Any] = {name: key.take(pa.array(first)) for name, key in keys.items()}
+        columns: dict[str, Any] = {
+            name: key.take(pa.array(first)) if name in names else pa.nulls(len(first), key.type)
+            for name, key in keys.items()
+        }
         columns |= {name: table[name].take(pa.array(first)) for name in self.constants}
         for each in self.aggregates:
             columns |= each.columns(table, groups, len(first), zone)
@@ -113,7 +140,7 @@ class Grouping:
 
 @dataclass(frozen=True, kw_only=True)
 class WindowFunction:
-    """A function of a column in the windows from `first` back (None: the very first) to `last` back.
+    """A function of a column in the windows from `first` back (None: the first one) to `last`.
 
     LAG(n, 2) is from 2 to 2 back; a frame ends with the window itself, 0 back.
     """
@@ -227,7 +254,9 @@ class LookBack:
         if same is not None:
             parts.append(same.filter(same[_OWN]))
         if before is not None and self._running:
-            nulls = {name: pa.nulls(len(before), made.schema.field(name).type) for name in self._kept}
+            nulls = {
+                name: pa.nulls(len(before), made.schema.field(name).type) for name in self._kept
+            }
             carried = {name: before[name] for name in (*self.keys, *running)}
             carried |= nulls | {_OWN: pa.array(np.zeros(len(before), bool))}
             parts.append(pa.table(carried).select(made.column_names))
@@ -302,10 +331,7 @@ class PublishedSelect:
             "" if self.where is None else f"WHERE {self.where.text}",
         ]
         if grouping is not None:
-            keys = ", ".join(value.text for _, value in grouping.keys)
-            parts.append(f"GROUP BY {keys or '()'}")
-            parts += [f"ONLY {each.name!r} IF {each.only.text}" for each in grouping.aggregates
-                      if each.only is not None]  # fmt: skip
+            parts.append(grouping.text)
         parts += [
             "" if self.having is None else f"HAVING {self.having.text}",
             "" if back is None else f"OVER WINDOWS OF {', '.join(back.keys) or 'ALL ROWS'}",

@@ -35,7 +35,6 @@ from dpstream.sql_compiler.statement import (
     WINDOW_COLUMNS,
     Draft,
     Item,
-    Over,
     call_name,
     canonical,
     find_calls,
@@ -215,6 +214,7 @@ class WrittenErrorBar:
 
 
 def floats(column: pa.Array | pa.ChunkedArray) -> Reals:
+    """The numbers of a column; NULL is NaN."""
     return np.asarray(column.cast(pa.float64()), np.float64)
 
 
@@ -319,6 +319,7 @@ class PostProcessing:
 
 
 def nonzero_terms(factors: Factors) -> Terms:
+    """The factors that matter."""
     return tuple((name, factor) for name, factor in factors.items() if factor)
 
 
