@@ -127,8 +127,9 @@ class ReleaseTables:
     def _forget(self, window: int) -> None:
         """Forget what no window after a final one looks at."""
         finish: object = self.plan.query.finish
-        for known in self.earlier.values() if isinstance(finish, LooksBack) else ():
-            for old in [each for each in known if each <= window - finish.windows_back]:
+        back = finish.windows_back if isinstance(finish, LooksBack) else 0
+        for known in self.earlier.values():
+            for old in [each for each in known if each <= window - back]:
                 del known[old]
 
     def save_earlier(self) -> list[tuple[int, int, bytes]]:

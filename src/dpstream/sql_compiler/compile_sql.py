@@ -26,7 +26,8 @@ from dpstream.query.series_query import SeriesQuery
 from dpstream.sql_compiler import from_clause, select, validate
 from dpstream.sql_compiler.expressions import suggestion
 from dpstream.sql_compiler.key_sets import resolve_key_sets
-from dpstream.sql_compiler.outer_select import unwrap, with_layers
+from dpstream.sql_compiler.layer_compiler import with_layers
+from dpstream.sql_compiler.outer_select import unwrap
 from dpstream.sql_compiler.parameters import Params, bind
 from dpstream.sql_compiler.privacy_clause import OPTIONS, node_of, parameter_of, read_parameters
 from dpstream.sql_compiler.query_builder import QueryBuilder

@@ -1,14 +1,12 @@
 """SELECT over published rows: filters, groups, pivots and orders the rows of a release, and looks
-at the rows of earlier windows.
+at the rows of earlier windows (`earlier_windows.py`).
 
-All of it is post-processing: it sees noisy tables and nothing else, so it costs nothing. What later
-windows look at is kept as `Earlier`: of each window that a frame reaches, the last row that was
-published of each key.
+All of it is post-processing: it sees noisy tables and nothing else, so it costs nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -18,7 +16,12 @@ import pyarrow as pa
 
 from dpstream.query.row_spec import Earlier
 from dpstream.records import Integers, Reals
-from dpstream.rows.parse import whole_column
+from dpstream.sql_compiler.earlier_windows import (
+    STDDEV,
+    LookBack,
+    known_numbers,
+    numbers_of,
+)
 from dpstream.sql_compiler.over_clause import row_codes, sort_rows
 from dpstream.sql_compiler.query_builder import (
     ErrorBar,
@@ -29,11 +32,6 @@ from dpstream.sql_compiler.query_builder import (
     functions_used,
 )
 from dpstream.sql_compiler.sql_values import as_bool, as_float
-
-STDDEV = "_stddev"
-_OWN = (
-    "own row"  # a column of what is kept: was the key shown in this window, or in an earlier one?
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +82,7 @@ class GroupAggregate:
             whole: Integers = np.zeros(len(counts), np.int64)
             np.add.at(whole, groups, np.asarray(value))
             return pa.array(whole, mask=counts == 0)
-        sums = np.bincount(groups, weights=floats(as_float(value)), minlength=len(counts))
+        sums: Reals = np.bincount(groups, weights=floats(as_float(value)), minlength=len(counts))
         with np.errstate(all="ignore"):
             sums = sums / (counts if self.function == "AVG" else 1)
         return pa.array(sums, mask=counts == 0)
@@ -136,152 +134,6 @@ class Grouping:
         for each in self.aggregates:
             columns |= each.columns(table, groups, len(first), zone)
         return pa.table(columns)
-
-
-@dataclass(frozen=True, kw_only=True)
-class WindowFunction:
-    """A function of a column in the windows from `first` back (None: the first one) to `last`.
-
-    LAG(n, 2) is from 2 to 2 back; a frame ends with the window itself, 0 back.
-    """
-
-    name: str
-    function: str
-    column: str
-    first: int | None
-    last: int = 0
-    has_bar: bool = False
-
-    @property
-    def ends(self) -> tuple[str, ...]:
-        """What its columns end with."""
-        return ("", STDDEV) if self.has_bar else ("",)
-
-
-def _floats(column: Any) -> Reals:
-    """Numbers, NaN where there is none."""
-    return np.asarray(as_float(whole_column(column)).fill_null(np.nan), np.float64)
-
-
-@dataclass(frozen=True, kw_only=True)
-class LookBack:
-    """Columns that look at earlier windows; `keys` name a row within its window.
-
-    "Before" is by windows: a key that a window did not show is NULL there.
-    """
-
-    keys: tuple[str, ...]
-    functions: tuple[WindowFunction, ...]
-
-    @cached_property
-    def _kept(self) -> list[str]:
-        """The columns that later windows need, besides keys and running figures."""
-        names = (f"{each.column}{end}" for each in self.functions for end in each.ends)
-        return [*dict.fromkeys(names)]
-
-    @cached_property
-    def _running(self) -> tuple[WindowFunction, ...]:
-        return tuple(each for each in self.functions if each.first is None)
-
-    def __call__(self, table: pa.Table, window: int, earlier: dict[int, pa.Table]) -> pa.Table:
-        """The table with these columns; notes in `earlier` what later windows will look at."""
-        keys = [whole_column(table[name]) for name in self.keys]
-        reach = [each.first for each in self.functions if each.first is not None]
-        back = {0: table}
-        for distance in range(1, max(reach, default=0) + 1):
-            if (past := earlier.get(window - distance)) is not None:
-                back[distance] = past.take(_places(keys, past, self.keys, len(table)))
-        newest = max((known for known in earlier if known < window), default=None)
-        past = None if newest is None else earlier[newest]
-        before = None
-        if past is not None and self._running:
-            before = past.take(_places(keys, past, self.keys, len(table)))
-        for each in self.functions:
-            for name, column in self._columns(each, table, back, before).items():
-                table = table.append_column(name, column)
-        earlier[window] = self._note(table, earlier.get(window), past)
-        return table
-
-    def _columns(
-        self,
-        each: WindowFunction,
-        table: pa.Table,
-        back: dict[int, pa.Table],
-        before: pa.Table | None,
-    ) -> dict[str, pa.Array]:
-        if each.function == "LAG":
-            assert each.first is not None
-            none = table.slice(0, 0).take(pa.nulls(len(table), pa.int64()))
-            past = back.get(each.first, none)
-            return {
-                f"{each.name}{end}": whole_column(past[f"{each.column}{end}"]) for end in each.ends
-            }
-        if each.first is None:
-            parts = [_floats(table[each.column])]
-            spreads = [_floats(table[each.column + STDDEV])] if each.has_bar else []
-            if before is not None:
-                parts.append(_floats(before[each.name]))
-                spreads += [_floats(before[each.name + STDDEV])] if each.has_bar else []
-        else:
-            frames = [back[n] for n in range(each.last, each.first + 1) if n in back]
-            parts = [_floats(frame[each.column]) for frame in frames]
-            spreads = [_floats(f[each.column + STDDEV]) for f in frames] if each.has_bar else []
-        values = np.stack(parts)
-        none = np.isnan(values)
-        counts = (~none).sum(axis=0)
-        with np.errstate(all="ignore"):
-            if each.function in ("MIN", "MAX"):
-                reduce = np.fmin if each.function == "MIN" else np.fmax
-                made = reduce.reduce(values, axis=0)
-            else:
-                made = np.where(none, 0, values).sum(axis=0) / (counts > 0)
-                made = made / counts if each.function == "AVG" else made
-            columns = {each.name: _numbers(made)}
-            if spreads:
-                total = np.where(none, 0, np.stack(spreads) ** 2).sum(axis=0)
-                total = np.sqrt(total) / (counts if each.function == "AVG" else 1)
-                columns[each.name + STDDEV] = _numbers(np.where(counts > 0, total, np.nan))
-        return columns
-
-    def _note(self, table: pa.Table, same: pa.Table | None, before: pa.Table | None) -> pa.Table:
-        """Of each key the last row of this window; running figures go on without one."""
-        columns = {name: whole_column(table[name]) for name in (*self.keys, *self._kept)}
-        running = [f"{each.name}{end}" for each in self._running for end in each.ends]
-        columns |= {name: whole_column(table[name]) for name in running}
-        columns[_OWN] = pa.array(np.ones(len(table), bool))
-        made = pa.table(columns)
-        parts = [made]
-        if same is not None:
-            parts.append(same.filter(same[_OWN]))
-        if before is not None and self._running:
-            nulls = {
-                name: pa.nulls(len(before), made.schema.field(name).type) for name in self._kept
-            }
-            carried = {name: before[name] for name in (*self.keys, *running)}
-            carried |= nulls | {_OWN: pa.array(np.zeros(len(before), bool))}
-            parts.append(pa.table(carried).select(made.column_names))
-        if len(parts) == 1:
-            return made
-        rows = pa.concat_tables(parts).combine_chunks()
-        codes = row_codes([whole_column(rows[name]) for name in self.keys], len(rows))
-        return rows.take(pa.array(np.sort(np.unique(codes, return_index=True)[1])))
-
-
-def _numbers(values: Reals) -> pa.Array:
-    return pa.array(values, pa.float64(), mask=~np.isfinite(values))
-
-
-def _places(keys: Sequence[pa.Array], past: pa.Table, names: Sequence[str], size: int) -> pa.Array:
-    """For each of `size` rows the row of the past that has its keys; NULL: none."""
-    both = [
-        pa.concat_arrays([key, whole_column(past[name]).cast(key.type)])
-        for key, name in zip(keys, names, strict=True)
-    ]
-    codes = row_codes(both, size + len(past))
-    known, first = np.unique(codes[size:], return_index=True)
-    at = np.searchsorted(known, codes[:size]).clip(max=max(len(known) - 1, 0))
-    found = (known[at] == codes[:size]) if len(known) else np.zeros(size, bool)
-    return pa.array(first[at] if len(known) else np.zeros(size, np.int64), mask=~found)
 
 
 def _truths(value: Any) -> Any:
@@ -381,7 +233,7 @@ class PublishedSelect:
             columns[each.name] = value = each.value.evaluate(table, self.zone)
             if each.error_bar is not None:
                 bar = each.error_bar.stddevs(table, value, self.zone)
-                columns[each.name + STDDEV] = _numbers(_floats(bar))
+                columns[each.name + STDDEV] = known_numbers(numbers_of(bar))
         columns |= {name: table[name] for name in self.constants}
         by = [(each.evaluate(table, self.zone), down, first) for each, down, first in self.order]
         rows = sort_rows(by, len(table))
