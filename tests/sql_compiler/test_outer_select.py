@@ -132,6 +132,18 @@ def test_pivots_have_names_and_error_bars():
     assert len(made) == len(RELEASE)
 
 
+def test_explain_tells_computed_columns_and_their_error_bars():
+    """Through several SELECTs; what is passed on as it is has the noise of its aggregate."""
+    inner = f"SELECT lang, page AS p, n, n / 2 AS h FROM ({INSIDE})"
+    text = f"SELECT lang, SUM(n) AS s, MAX(h) AS m, SUM(h) AS t FROM ({inner}) GROUP BY lang"
+    assert compile_sql(inner).query.finish.computed == {"h": True}
+    assert compile_sql(text).query.finish.computed == {"s": True, "m": False, "t": True}
+    assert compile_sql(f"SELECT s, t AS u FROM ({text})").query.finish.computed == {
+        "s": True,
+        "u": True,
+    }
+
+
 OPTIONS = (
     "WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 3, delta = 1e-6, privacy_unit_column = user_id, "
     "max_groups_contributed = 4, report_bias = FALSE, start = '2024-05-01', "

@@ -19,6 +19,7 @@ from dpstream.query.query import Query
 from dpstream.query.series_query import SeriesQuery
 from dpstream.sql_compiler.earlier_windows import (
     FARTHEST,
+    STDDEV,
     LookBack,
     WindowFunction,
     looks_at_windows,
@@ -29,7 +30,6 @@ from dpstream.sql_compiler.outer_select import NAMING, Layer
 from dpstream.sql_compiler.outer_select import quoted_column as _column
 from dpstream.sql_compiler.over_clause import error_bar
 from dpstream.sql_compiler.published_select import (
-    STDDEV,
     GroupAggregate,
     Grouping,
     Output,

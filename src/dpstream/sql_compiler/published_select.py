@@ -6,7 +6,7 @@ All of it is post-processing: it sees noisy tables and nothing else, so it costs
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from dpstream.query.row_spec import Earlier
-from dpstream.records import Integers, Reals
+from dpstream.records import Integers
 from dpstream.sql_compiler.earlier_windows import (
     STDDEV,
     LookBack,
@@ -82,7 +82,8 @@ class GroupAggregate:
             whole: Integers = np.zeros(len(counts), np.int64)
             np.add.at(whole, groups, np.asarray(value))
             return pa.array(whole, mask=counts == 0)
-        sums: Reals = np.bincount(groups, weights=floats(as_float(value)), minlength=len(counts))
+        weights = floats(as_float(value))
+        sums: Any = np.bincount(groups, weights=weights, minlength=len(counts))
         with np.errstate(all="ignore"):
             sums = sums / (counts if self.function == "AVG" else 1)
         return pa.array(sums, mask=counts == 0)
@@ -209,11 +210,17 @@ class PublishedSelect:
         functions = () if self.look_back is None else self.look_back.functions
         return max((1 if each.first is None else each.first for each in functions), default=0)
 
-    @property
-    def computed(self) -> dict[str, bool]:
-        """Columns that it computes from noisy ones, and whether each has an error bar."""
-        made = (each for each in self.outputs if not each.passed and not each.exact)
-        return {each.name: each.error_bar is not None for each in made}
+    def computed(self, before: Mapping[str, bool]) -> dict[str, bool]:
+        """Columns that are computed from noisy ones, here or `before`; has each an error bar?"""
+        made = {each.name for each in (self.grouping.aggregates if self.grouping else ())}
+        made |= {each.name for each in (self.look_back.functions if self.look_back else ())}
+        computed = {}
+        for each in self.outputs:
+            if each.passed in before and each.passed not in made:
+                computed[each.name] = before[each.passed]
+            elif not each.exact and (not each.passed or each.passed in made):
+                computed[each.name] = each.error_bar is not None or STDDEV in each.ends
+        return computed
 
     def __call__(self, table: pa.Table, window: int, earlier: dict[int, pa.Table]) -> pa.Table:
         """What it makes of a table; `earlier`: what it has noted of other windows, by number."""
@@ -262,7 +269,10 @@ class PublishedSelects:
     @property
     def computed(self) -> dict[str, bool]:
         """Columns that are computed from noisy ones, and whether each has an error bar."""
-        return self.selects[-1].computed
+        computed: Mapping[str, bool] = {} if self.first is None else self.first.computed
+        for select in self.selects:
+            computed = select.computed(computed)
+        return dict(computed)
 
     @cached_property
     def windows_back(self) -> int:
