@@ -132,6 +132,25 @@ def test_pivots_have_names_and_error_bars():
     assert len(made) == len(RELEASE)
 
 
+def test_all_that_is_done_is_part_of_the_identity():
+    """Two SELECTs that publish different figures never pass for one query."""
+    texts = [
+        f"SELECT {columns} FROM ({INSIDE}) {end}"
+        for columns, end in [
+            ("*", "PIVOT(SUM(n) FOR lang IN ('de'))"),
+            ("*", "PIVOT(MAX(n) FOR lang IN ('de'))"),
+            ("*", "PIVOT(MAX(n) FOR lang IN ('en' AS de))"),
+            ("*", "PIVOT(MAX(n) FOR lang IN ('en' AS de)) LIMIT 3"),
+            ("lang, SUM(n) AS s", "GROUP BY lang"),
+            ("lang, AVG(n) AS s", "GROUP BY lang"),
+            ("lang, AVG(n) AS s", "GROUP BY ROLLUP (lang)"),
+            ("lang, AVG(n) AS s", "WHERE n > 3 GROUP BY lang"),
+            ("lang, AVG(n) AS s", "GROUP BY lang HAVING s > 3"),
+        ]
+    ]
+    assert len({compile_sql(text).query.finish.text for text in texts}) == len(texts)
+
+
 def test_explain_tells_computed_columns_and_their_error_bars():
     """Through several SELECTs; what is passed on as it is has the noise of its aggregate."""
     inner = f"SELECT lang, page AS p, n, n / 2 AS h FROM ({INSIDE})"
@@ -251,6 +270,8 @@ def test_a_difference_of_windows_is_off_by_its_error_bar(window):
         ((f"SELECT * FROM (SELECT page, lang, n, n AS m FROM ({INSIDE})) "
          "PIVOT(SUM(n) FOR lang IN ('de'))"), "group by m too"),
         (f"SELECT * FROM ({INSIDE}) PIVOT(SUM(n) FOR lang IN (NULL))", "not NULL"),
+        (f"SELECT * FROM ({INSIDE}) PIVOT(SUM(n) FOR lang IN ('trigger_time'))", "two columns"),
+        (f"SELECT * FROM ({INSIDE}) PIVOT(SUM(n) FOR lang IN ('a_stddev', 'a'))", "an error bar"),
         (f"SELECT SUM(n) OVER (ORDER BY page ROWS 2 PRECEDING) AS s FROM ({INSIDE})", "of windows"),
         (f"{INSIDE} UNION ALL {INSIDE}", "each has a budget"),
         (f"SELECT * FROM ({INSIDE} UNION ALL {INSIDE})", r'name = "part2"'),

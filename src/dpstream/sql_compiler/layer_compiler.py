@@ -532,8 +532,12 @@ class LayerCompiler:
             for value in fields[0].expressions:
                 constant, name = self._pivot_value(value, shape)
                 name = f"{item.alias}_{name}" if isinstance(item, exp.Alias) else name
-                if name in groups.aggregates:
+                if name in groups.aggregates or name in self._from.constants:
                     raise self._refuse(value, f"two columns are named {name}", "name one with AS")
+                if name.endswith(STDDEV):
+                    raise self._refuse(
+                        value, f"{name} would be taken for an error bar", "name it with AS"
+                    )
                 self._add_aggregate(groups, name, call, exp.EQ(this=by.copy(), expression=constant))
                 made[name] = _column(name)
         rest = [n for n in self._from.columns if n not in used and n not in self._from.constants]

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from dpstream.query.row_spec import Earlier
 from dpstream.records import Integers
+from dpstream.rows.parse import whole_column
 from dpstream.sql_compiler.earlier_windows import (
     STDDEV,
     LookBack,
@@ -46,6 +47,13 @@ class GroupAggregate:
     value: Expression | None
     error_bar: ErrorBar | None = None
     only: Expression | None = None
+
+    @property
+    def text(self) -> str:
+        """All of it, in SQL."""
+        only = "" if self.only is None else f" IF {self.only.text}"
+        value = "*" if self.value is None else self.value.text
+        return f"{self.function}({value}){only} AS {self.name!r}"
 
     def columns(self, table: pa.Table, groups: Integers, size: int, zone: str) -> dict[str, Any]:
         """The aggregate of each group, and its standard deviation if it has one."""
@@ -107,16 +115,14 @@ class Grouping:
         sets = [", ".join(texts[name] for name in names) or "()" for names in self.sets]
         if len(sets) > 1:
             sets = [f"SETS (({'), ('.join(sets)}))"]
-        only = (
-            f" ONLY {each.name!r} IF {each.only.text}"
-            for each in self.aggregates
-            if each.only is not None
-        )
-        return f"GROUP BY {sets[0]}{''.join(only)}"
+        return f"GROUP BY {sets[0]} WITH {', '.join(each.text for each in self.aggregates)}"
 
     def __call__(self, table: pa.Table, zone: str) -> pa.Table:
         """One row for each group of each set; keys that a set leaves out are NULL."""
-        keys = {name: value.evaluate(table, zone) for name, value in self.keys}
+        keys = {
+            name: whole_column(table[name]) if value.plain else value.evaluate(table, zone)
+            for name, value in self.keys
+        }
         made = [self._of_set(table, keys, names, zone) for names in self.sets]
         return pa.concat_tables(made).combine_chunks()
 
