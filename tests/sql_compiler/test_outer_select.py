@@ -249,6 +249,47 @@ def test_a_difference_of_windows_is_off_by_its_error_bar(window):
 
 
 @pytest.mark.parametrize(
+    "keys",
+    [
+        pa.array([1, None, -(2**62)], pa.int64()),
+        pa.array([0.5, None, float("nan")]),
+        pa.array([b"", None, b"\xff"]),
+        pa.array([True, None, False]),
+        pa.array([1, None, 20_000], pa.int32()).cast(pa.date32()),
+        pa.array([1, None, 2**45], pa.int64()).cast(pa.timestamp("us", tz="UTC")),
+        pa.array([1, None, 10**12], pa.int64()).cast(pa.decimal128(30, 2)),
+        pa.array(["a", None, "b"]).dictionary_encode(),
+    ],
+    ids=lambda keys: str(keys.type),
+)
+def test_keys_of_any_type_are_grouped_and_found_again(keys):
+    """As they are: a NULL is a key, and a NaN."""
+    texts = [
+        (
+            f"SELECT {OPTIONS}) page, COUNT(*) AS n, LAG(n) OVER (PARTITION BY page ORDER BY "
+            f"window_start) AS x {WINDOWS}"
+        ),
+        (
+            f"SELECT page, SUM(n) AS n FROM (SELECT {OPTIONS}) page, COUNT(*) AS n {WINDOWS}) "
+            "GROUP BY page"
+        ),
+    ]
+    times = pa.array([0] * 3, pa.timestamp("us", tz="UTC"))
+    columns = dict.fromkeys(("window_start", "window_end", "trigger_time"), times)
+    columns |= {"page": keys, "n": pa.array([7, 8, 9]), "n_stddev": pa.array([1.0] * 3)}
+    release = pa.table(columns | {"release_index": pa.array([1] * 3)})
+    back, group = (compile_sql(text, max_rows_per_group=1).query.finish for text in texts)
+    earlier = {}
+    back.look_back(release, 3, earlier)
+    again = back.look_back(release.take(pa.array([2, 0, 1])), 4, earlier)
+
+    assert again["x"].to_pylist() == [9, 7, 8]
+    twice = group(pa.concat_tables([release, release.take(pa.array([2, 1]))]))
+    assert twice["n"].to_pylist() == [7, 16, 18]
+    assert twice["page"].combine_chunks().cast(keys.type).equals(keys) or keys.type == pa.float64()
+
+
+@pytest.mark.parametrize(
     ("text", "reason"),
     [
         (f"SELECT user_id FROM ({INSIDE})", "not published"),
