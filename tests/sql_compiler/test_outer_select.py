@@ -224,6 +224,21 @@ def test_functions_of_windows_are_what_a_database_makes_of_all_releases(ours, th
     assert made["page"].to_pylist() == plain["page"].to_pylist()
 
 
+def test_windows_of_groups_of_published_rows_are_compared():
+    """The difference of two sums, each of a release, has the error bar of both."""
+    inside = f"SELECT {OPTIONS}) window_start, page, COUNT(*) AS n {WINDOWS}"
+    change = "SUM(n) - LAG(SUM(n)) OVER (PARTITION BY SUBSTR(page, 1, 1) ORDER BY window_start)"
+    made = run(f"SELECT SUM(n) AS s, {change} AS d, SUBSTR(page, 1, 1) AS k FROM ({inside}) "
+               "GROUP BY k")  # fmt: skip
+    sums, bars = (np.asarray(made[name], float) for name in ("s", "s_stddev"))
+
+    assert made["d"].to_pylist() == [None, *np.diff(sums)]
+    assert made["d_stddev"].to_pylist()[1:] == pytest.approx(np.hypot(bars[1:], bars[:-1]))
+    with pytest.raises(InvalidParameter, match="after groups are chosen"):
+        run(f"SELECT page, SUM(n) AS s FROM ({inside}) GROUP BY page HAVING LAG(SUM(n)) OVER "
+            "(PARTITION BY page ORDER BY window_start) > 3")  # fmt: skip
+
+
 @pytest.mark.parametrize(
     "window",
     [
@@ -305,6 +320,10 @@ def test_keys_of_any_type_are_grouped_and_found_again(keys):
         (f"SELECT a.page FROM ({INSIDE}) AS a JOIN pages USING (page)", "not joined"),
         (f"WITH a AS ({INSIDE}), b AS ({INSIDE}) SELECT page FROM a", "second private query"),
         (f"SELECT n AS trigger_time FROM ({INSIDE})", "has a meaning"),
+        (f"SELECT n, 5 AS n_stddev FROM ({INSIDE})", "an error bar"),
+        (f"SELECT n AS m, n * 2 AS m_stddev FROM ({INSIDE})", "an error bar"),
+        ((f"SELECT lang, SUM(n) AS s FROM ({INSIDE}) GROUP BY lang "
+         "HAVING LAG(s) OVER (ORDER BY window_start) > 3"), "window_start is not published"),
         (f"SELECT page, page FROM ({INSIDE})", "two columns are named"),
         (f"SELECT n + 1 FROM ({INSIDE})", "needs a name"),
         (f"SELECT * FROM ({INSIDE}) PIVOT(SUM(n) FOR n IN (1))", "by a key"),

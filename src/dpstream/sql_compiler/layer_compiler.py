@@ -235,7 +235,7 @@ class LayerCompiler:
         columns = {
             each.name: self._known_output(each, written[each.name], known) for each in outputs
         }
-        outputs = self._named_apart(outputs, columns)
+        outputs = self._named_apart(outputs)
         limit, offset = (self._number(clauses.get(name), name) for name in ("limit", "offset"))
         select = PublishedSelect(
             outputs=tuple(outputs),
@@ -345,19 +345,20 @@ class LayerCompiler:
         expanded = node.transform(expand)
         return self._resolved(expanded)
 
-    def _named_apart(self, outputs: list[Output], columns: Mapping[str, Known]) -> list[Output]:
-        """Outputs without two columns of one name: one that is asked for goes before one beside."""
-        taken = {each.name for each in outputs}
-        reserved = set(self._from.constants)
+    def _named_apart(self, outputs: list[Output]) -> list[Output]:
+        """Outputs without two columns of one name: an error bar that is asked for stands once."""
+        named = {each.name: each for each in outputs}
         made = []
         for each in outputs:
-            if each.name in reserved and each.passed != each.name:
-                node = self._layer.select
+            if each.name in self._from.constants and each.passed != each.name:
                 reason = f"{each.name} has a meaning in what is published"
-                raise self._refuse(node, reason, "use another name")
-            ends = tuple(end for end in each.ends if not end or f"{each.name}{end}" not in taken)
-            bar = None if each.name + STDDEV in taken else each.error_bar
-            made.append(replace(each, ends=ends, error_bar=bar))
+                raise self._refuse(self._layer.select, reason, "use another name")
+            figure = named.get(each.name.removesuffix(STDDEV))
+            if figure not in (None, each) and each.passed != f"{figure.passed}{STDDEV}":
+                reason = f"{each.name} would be taken for an error bar"
+                raise self._refuse(self._layer.select, reason, "rename it")
+            ends = tuple(end for end in each.ends if not end or f"{each.name}{end}" not in named)
+            made.append(replace(each, ends=ends))
         return made
 
     # WHERE and GROUP BY.
@@ -556,7 +557,7 @@ class LayerCompiler:
         outputs = [self._output(name, column, groups.known) for name, column in made.items()]
         columns = {each.name: groups.known[each.name] for each in outputs}
         select = PublishedSelect(
-            outputs=tuple(self._named_apart(outputs, columns)),
+            outputs=tuple(self._named_apart(outputs)),
             constants=tuple(name for name in self._from.constants if name not in columns),
             grouping=self._grouping(groups),
             zone=self._builder.zone,
@@ -579,6 +580,12 @@ class LayerCompiler:
 
     def _expression(self, node: exp.Expr) -> Expression:
         for window in node.find_all(Over):
+            if looks_at_windows(window):
+                raise self._refuse(
+                    window,
+                    "windows are compared after groups are chosen",
+                    "do it in SELECT, QUALIFY or ORDER BY",
+                )
             if window.args.get("frame") or window.args.get("other"):
                 raise self._refuse(
                     window,
