@@ -79,15 +79,17 @@ class LookBack:
         """The table with these columns; notes in `earlier` what later windows will look at."""
         keys = [whole_column(table[name]) for name in self.keys]
         reach = [each.first for each in self.functions if each.first is not None]
-        back = {0: table}
-        for distance in range(1, max(reach, default=0) + 1):
-            if (past := earlier.get(window - distance)) is not None:
-                back[distance] = past.take(_places(keys, past, self.keys, len(table)))
-        newest = max((known for known in earlier if known < window), default=None)
-        past = None if newest is None else earlier[newest]
-        before = None
-        if past is not None and self._running:
-            before = past.take(_places(keys, past, self.keys, len(table)))
+        newest = max((known for known in earlier if known < window), default=window)
+        wanted = {window - distance for distance in range(1, max(reach, default=0) + 1)}
+        wanted |= {newest} if self._running else set()
+        rows = {
+            number: past.take(_places(keys, past, self.keys, len(table)))
+            for number, past in earlier.items()
+            if number in wanted and number != window
+        }
+        back = {window - number: past for number, past in rows.items()} | {0: table}
+        before = rows.get(newest)
+        past = earlier[newest] if newest < window else None
         for each in self.functions:
             for name, column in self._columns(each, table, back, before).items():
                 table = table.append_column(name, column)

@@ -86,9 +86,10 @@ def row_codes(columns: Sequence[pa.Array], size: int) -> Integers:
     """A number for each row, the same for rows that are equal in every column."""
     codes: Integers = np.zeros(size, np.int64)
     for column in columns:
-        encoded = column.dictionary_encode(null_encoding="encode").indices
-        both = np.stack([codes, np.asarray(encoded, np.int64)], axis=1)
-        codes = np.unique(both, axis=0, return_inverse=True)[1].reshape(-1)
+        encoded = column.dictionary_encode(null_encoding="encode")
+        codes = codes * len(encoded.dictionary) + np.asarray(encoded.indices, np.int64)
+        if len(columns) > 1:  # small numbers again, so that the next column has room
+            codes = np.unique(codes, return_inverse=True)[1].reshape(-1)
     return codes
 
 
