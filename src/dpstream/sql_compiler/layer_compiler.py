@@ -60,6 +60,7 @@ from dpstream.sql_compiler.validate import refuse_changing_calls
 
 _AGGREGATES = ("SUM", "AVG", "MIN", "MAX", "COUNT", "COUNTIF")
 _MOST_KEYS = 6  # of CUBE
+_PIVOT_MORE = ("unpivot", "using", "group", "include_nulls", "default_on_null", "into", "with_")
 _CLAUSES = {
     *("expressions", "with_", "from_", "where", "group", "having", "qualify"),
     *("order", "limit", "offset", "emit"),
@@ -516,7 +517,8 @@ class LayerCompiler:
         """PIVOT(SUM(n) FOR country IN ('de', 'fr')): a column for each value, rows by the rest."""
         fields = node.args.get("fields") or []
         shape = "write PIVOT(SUM(n) FOR country IN ('de', 'fr'))"
-        if node.args.get("unpivot") or len(fields) != 1 or not isinstance(fields[0], exp.In):
+        more = any(node.args.get(name) for name in _PIVOT_MORE)
+        if more or len(fields) != 1 or not isinstance(fields[0], exp.In):
             raise self._refuse(node, "PIVOT takes aggregates and one list of values", shape)
         by = self._resolved(fields[0].this)
         if not isinstance(by, exp.Column) or not self._known[by.name].exact:

@@ -18,6 +18,7 @@ from dpstream.sql_compiler.statement import (
     Statement,
     call_name,
     canonical,
+    present_args,
 )
 
 NAMING = (exp.Ordered, exp.Identifier)
@@ -39,6 +40,7 @@ def unwrap(statement: Statement) -> tuple[Statement, list[Layer]]:
     Without a private one inside, the statement itself is what must be private.
     """
     layers: list[Layer] = []
+    sources: list[exp.Expr] = []
     tables: dict[str, exp.Expr] = {}
     tree, emit = statement.tree, None
     while isinstance(tree, exp.Select) and not _is_private(tree):
@@ -50,6 +52,7 @@ def unwrap(statement: Statement) -> tuple[Statement, list[Layer]]:
         inner = _inner_select(node, tables)
         if node is None or inner is None:
             return statement, []
+        sources.append(node)
         pivots, alias = node.args.get("pivots") or [], node.args.get("alias")
         if len(pivots) > 1:
             raise statement.refusal(pivots[1], "one PIVOT is wanted", "use a subquery for each")
@@ -64,6 +67,8 @@ def unwrap(statement: Statement) -> tuple[Statement, list[Layer]]:
     if not isinstance(tree, exp.Select):
         return statement, []
     if layers:
+        for node in [*sources, *statement.tree.find_all(exp.CTE)]:
+            _refuse_more(statement, node)
         tree = tree.copy()
         rest = [common for common in tables.values() if common.find(PrivacyClause) is None]
         if len(rest) < len(tables):
@@ -74,7 +79,9 @@ def unwrap(statement: Statement) -> tuple[Statement, list[Layer]]:
         rest = [*(each.copy() for each in rest), *([] if own is None else own.expressions)]
         if rest:
             tree.set("with_", exp.With(expressions=rest))
-        if emit is not None and tree.args.get("emit") is None:
+        if emit is not None:
+            if tree.args.get("emit") is not None:
+                raise statement.refusal(emit, "EMIT stands twice", "keep one of them")
             tree.set("emit", emit.copy())
     tree, own_layers = _split_windows(statement, tree)
     return replace(statement, tree=tree), [*own_layers, *layers[::-1]]
@@ -93,6 +100,19 @@ def _inner_select(node: exp.Expr | None, tables: dict[str, exp.Expr]) -> exp.Exp
         return None
     del tables[node.name]
     return found
+
+
+def _refuse_more(statement: Statement, node: exp.Expr) -> None:
+    """What FROM reads around a private query is a SELECT or a name, with an alias or a PIVOT."""
+    alias = node.args.get("alias")
+    if alias is not None and alias.args.get("columns"):
+        raise statement.refusal(alias, "columns cannot be renamed here", "use SELECT x AS y")
+    while isinstance(node, exp.Subquery | exp.Table | exp.CTE):
+        more = present_args(node) - {"this", "alias", "pivots"}
+        if more:
+            reason = f"{min(more).rstrip('_').upper()} is not known here"
+            raise statement.refusal(node, reason, "leave it out, or write it in a SELECT")
+        node = node.this
 
 
 def _reads_private(select: exp.Expr, tables: Mapping[str, exp.Expr]) -> bool:
