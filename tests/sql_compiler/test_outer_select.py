@@ -1,5 +1,7 @@
 """SELECT over a private query sees what it publishes, and computes what another database does."""
 
+import tomllib
+
 import duckdb
 import numpy as np
 import pyarrow as pa
@@ -352,6 +354,16 @@ def test_what_is_refused_around_a_private_query(text, reason):
     with pytest.raises(InvalidParameter, match=reason) as refused:
         compile_sql(text)
     assert "fix: " in str(refused.value)
+
+
+def test_the_refusal_of_a_union_writes_the_pipeline():
+    """Its blocks are TOML, and each holds a branch as it was written."""
+    with pytest.raises(InvalidParameter) as refused:
+        compile_sql(f"{INSIDE} UNION ALL ({INSIDE}\nHAVING n > 5) UNION ALL {INSIDE}")
+    blocks = tomllib.loads(str(refused.value).split(" there\n")[1])["query"]
+
+    assert [block["name"] for block in blocks] == ["part1", "part2", "part3"]
+    assert [block["sql"] for block in blocks] == [INSIDE, f"{INSIDE}\nHAVING n > 5", INSIDE]
 
 
 @pytest.mark.parametrize(

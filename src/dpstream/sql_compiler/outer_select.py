@@ -151,19 +151,14 @@ def refuse_union(statement: Statement, tree: exp.Expr) -> None:
         if span is not None:
             first = max((at for at in begins if at <= span[0]), default=span[0])
             text = statement.text[first : span[1]]
-        blocks.append(f"\n[[query]]\nname = \"part{number}\"\nsql = '''{_shorten(text)}'''")
+        blocks.append(f"\n[[query]]\nname = \"part{number}\"\nsql = '''{text}'''")
+    together = " UNION ALL ".join(f"SELECT * FROM part{n}" for n in range(1, len(blocks) + 1))
     raise statement.refusal(
         None,
         f"UNION ALL of {len(branches)} private queries: each has a budget and a run of its own",
         "give each a [[query]] of its own in one pipeline file, or all to dps.run_all: they share "
-        "source, book and sink; then read SELECT * FROM part1 UNION ALL SELECT * FROM part2 there"
-        + "".join(blocks),
+        f"source, book and sink; then read {together} there{''.join(blocks)}",
     )
-
-
-def _shorten(text: str) -> str:
-    text = " ".join(text.split())
-    return text if len(text) < 200 else f"{text[:196]} ..."
 
 
 def _split_windows(statement: Statement, tree: exp.Expr) -> tuple[exp.Expr, list[Layer]]:
