@@ -42,6 +42,7 @@ def refuse_early(
     terms: Terms | None = None,
     take_over: bool = False,
     analysts: Mapping[str, str] | None = None,
+    held: Mapping[str, str] | None = None,
 ) -> dict[str, Beginning]:
     """Refuse queries that do not fit into the book together; where others begin, by their name.
 
@@ -50,7 +51,7 @@ def refuse_early(
     not open yet would be opened with `terms`, or by the first of them, for it alone; one whose
     budget is provisional decides when they begin. `take_over`: earlier runs of the same queries are
     to be ended.
-    `analysts`: who asks for each query, by its name.
+    `analysts`: who asks for each query, by its name. `held`: runs that hold their places, likewise.
     """
     book = next((each for each in ledger.report() if each["dataset"] == dataset), None)
     path, known = ledger.path, ledger.known
@@ -67,7 +68,12 @@ def refuse_early(
     which, begun = book_in_words(dataset, path), {}
     if book["terms"]["measure"] == "mu_squared":
         rehearsal = _Rehearsal(
-            copy=ledger.rehearsal(), which=which, book=book, now=now, analysts=analysts or {}
+            copy=ledger.rehearsal(),
+            which=which,
+            book=book,
+            now=now,
+            analysts=analysts or {},
+            held=held or {},
         )
         for query, folder in new:
             if isinstance(query, Query):
@@ -97,6 +103,7 @@ class _Rehearsal:
     book: dict[str, Any]
     now: int
     analysts: Mapping[str, str]
+    held: Mapping[str, str]
 
     @property
     def terms(self) -> Terms:
@@ -122,6 +129,9 @@ class _Rehearsal:
             chosen = self._take_over(query) if take_over else Beginning()
         for run in chosen.takes_over:
             self.copy.end(self.book["dataset"], run, because="taken over", who="")
+        place = self.held.get(query.name, "")
+        if self.copy.known(place).dataset and self.copy.known(place).ended is None:
+            self.copy.void(self.book["dataset"], place, because="it begins", who="")
         try:
             self._pay(_from(query, chosen))
         except BudgetExceeded as problem:
