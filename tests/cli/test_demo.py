@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from dpstream.cli import demo_command
-from dpstream.cli.demo_command import QUERY, QUICK, Engine, play
+from dpstream.cli.demo_command import QUICK, Engine, play, write_pipeline
 from tests.support.long import is_long
 from tests.support.processes import until
 
@@ -104,16 +104,17 @@ def test_a_server_starts_its_worker_again_by_itself(tmp_path, monkeypatch):
     """The process that is killed is the worker; the page stays where it was opened."""
     opened = []
     monkeypatch.setattr(demo_command.webbrowser, "open", opened.append)
-    (tmp_path / "clicks").mkdir()
-    (tmp_path / "pages.sql").write_text(QUERY.format(start="2090-05-01", end="2090-05-01 00:00:10"))
-    engine = Engine(tmp_path, serve=True, triggers=1, patience=60)
+    write_pipeline(tmp_path)
+    engine = Engine(tmp_path, serve=True, triggers=1)
     try:
-        first, server = engine.pid, engine._child.pid
+        engine.open()
+        first, server = engine.pid, engine.process.pid
         engine.kill(first)
         engine.start()
         second = until(lambda: engine.pid not in (first, server) and engine.pid)
     finally:
-        engine.end()
+        engine.process.terminate()
+        engine.process.wait()
 
     assert first != server
     assert second
