@@ -1,6 +1,7 @@
 """The guided tour: a real process, really killed."""
 
 import sys
+import time
 from contextlib import nullcontext
 
 import pytest
@@ -104,7 +105,7 @@ def test_a_server_starts_its_worker_again_by_itself(tmp_path, monkeypatch):
     """The process that is killed is the worker; the page stays where it was opened."""
     opened = []
     monkeypatch.setattr(demo_command.webbrowser, "open", opened.append)
-    write_pipeline(tmp_path)
+    write_pipeline(tmp_path, time.time())
     engine = Engine(tmp_path, serve=True, triggers=1)
     try:
         engine.open()

@@ -8,6 +8,7 @@ import ssl
 import time
 import urllib.error
 import urllib.request
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from urllib.parse import quote
@@ -18,6 +19,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from dpstream.serve.release_store import ReleaseReader
 from tests.support.pipelines import PUSHED, write
 from tests.support.processes import until
 from tests.support.served import Follower, served
@@ -82,6 +84,54 @@ def test_events_go_on_after_kills_of_either_process(pipeline):
     assert {b - a for a, b in pairwise(times)} <= {timedelta(0), timedelta(seconds=1)}
     assert after[: len(before)] == before
     assert (code, said) == (0, STOPPED)
+
+
+RETENTION = """
+[sink]
+to = "out/"
+[retention]
+served = "3 seconds"
+releases = "1 second"
+inputs = "1 second"
+"""
+
+
+@pytest.mark.timeout(300)
+def test_a_server_lets_go_of_what_is_old_and_a_restart_does_not_bring_it_back(tmp_path):
+    """Served releases as it goes, files and inputs with an hourly look; numbers go on."""
+    path = write(tmp_path / "p", [], PUSHED + RETENTION)
+    out, pushed = tmp_path / "p" / "out", tmp_path / "p" / "state" / "pushed"
+
+    def numbers():
+        reader = ReleaseReader(tmp_path / "p" / "state" / "served")
+        reader.look()
+        with closing(reader):
+            return [one.id for one in reader.after(0, 10_000)]
+
+    with served(path) as server:
+        until(lambda: server.health()["newest_release"] >= 1)
+        assert server.post(rows(0))[0] == 202
+        until(lambda: server.health()["newest_release"] >= 8)
+        until(lambda: 1 not in numbers() and 2 not in numbers())
+        first = min(out.glob("*.parquet"))
+        seen = server.health()["newest_release"]
+        assert server.stop()[0] == 0
+    kept = numbers()
+    assert first.exists()  # it was not old when the pipeline looked, and an hour is not over
+    assert [*pushed.rglob("kept/*.segment")]
+    with served(path) as server:
+        until(lambda: server.health()["newest_release"] >= seen + 2)
+        until(lambda: not first.exists())
+        until(lambda: not [*pushed.rglob("*.segment")])
+        again = numbers()
+        status, answer = server.ask("/api/queries/pages/releases?limit=10000")
+
+    assert 4 <= len(kept) <= 9
+    assert status == 200
+    assert max(again) >= max(kept) + 1
+    assert not set(again) & set(range(1, min(kept)))
+    assert [*out.glob("*.parquet")]
+    assert json.loads(answer)["rows"]
 
 
 def three_queries(text):

@@ -51,8 +51,7 @@ Starting it takes a moment (the first time on a machine, code is compiled and ke
 """
 TRUTH = """\
 The truth is there in this demo only: a publisher never shows it. The noise stays within its band
-about 19 times in 20. A user counts for at most 4 pages, which no band knows of: large figures are
-a little low. The clicks of the last moment are still on their way.
+about 19 times in 20; a user counts for 4 pages at most, and the last clicks are still on their way.
 """
 SAME = """\
 The kill came after release {killed_after}. Started again, the engine computed the releases up to it
@@ -79,9 +78,7 @@ Next:
   dpstream serve pipeline.toml                  its releases on a live page (dpstream demo --serve)
   dpstream release t.csv --window 12 --epsilon 1   your own series
 """
-Tell = Callable[..., None]
 _TIMEOUT = 120  # seconds that the engine may take beyond its triggers
-_SERIES = "unemployment_lnu03000018.csv"
 
 
 class Tour(NamedTuple):
@@ -126,10 +123,13 @@ def demo(
         raise DpstreamError("releases differ after the restart: please report it")
 
 
-def play(tour: Tour, folder: Path, tell: Tell, *, serve: bool = False) -> dict[str, Any]:
+def play(tour: Tour, folder: Path, tell: Callable[..., None], serve: bool) -> dict[str, Any]:
     """Run the query over a live stream, kill it half-way, start it again, compare the bytes."""
-    _compile(folder / "compile")
-    text, told = write_pipeline(folder), 0
+    seconds = _try_out(folder / "compile")
+    if seconds > 6:  # it has compiled something
+        seconds = _try_out(folder / "start")
+    start = int(time.time() + seconds * (2 if serve else 1)) + 1  # a server starts, then its worker
+    text, told, feed = write_pipeline(folder, start), 0, None
     engine = Engine(folder, serve=serve, triggers=sum(tour))
 
     def tell_until(done: Callable[[], bool]) -> None:
@@ -142,10 +142,11 @@ def play(tour: Tour, folder: Path, tell: Tell, *, serve: bool = False) -> dict[s
                 tell(f"release {index}   {', '.join(first)}")
             time.sleep(0.1)
 
-    feed = _spawn(["feed.py"], folder)
     try:
         engine.open()
         tell(f"the engine runs, process {engine.pid}", style="green")
+        time.sleep(max(0, start - time.time()))
+        feed = _spawn(["feed.py"], folder)
         tell_until(lambda: engine.is_over() or told >= tour.kill_after)
         code = engine.kill(pid := engine.pid)
         before, back = engine.releases("out"), time.monotonic() + tour.gone_for
@@ -158,10 +159,9 @@ def play(tour: Tour, folder: Path, tell: Tell, *, serve: bool = False) -> dict[s
         if serve and sys.stdin.isatty():  # the page stays until Enter
             sys.stdin.readline()
     finally:
-        for process in (engine.process, feed):
-            if process is not None:
-                process.terminate()
-                process.wait()
+        for process in filter(None, (engine.process, feed)):
+            process.terminate()
+            process.wait()
     again, now = engine.releases("again"), engine.releases("out")
     return {
         "command": engine.command,
@@ -175,22 +175,23 @@ def play(tour: Tour, folder: Path, tell: Tell, *, serve: bool = False) -> dict[s
     }
 
 
-def write_pipeline(folder: Path) -> str:
-    """What `dpstream init --live` writes, for windows from now on and a release every second."""
+def write_pipeline(folder: Path, start: float) -> str:
+    """What `dpstream init --live` writes, for windows from `start` and a release every second."""
     (folder / "incoming").mkdir(parents=True)
     (folder / "feed.py").write_text(FEED)
-    start = f"time_unit = 's', start = TIMESTAMP '{datetime.now(UTC):%F %T}')"
-    text = LIVE_EXAMPLE.replace("time_unit = 's')", start).replace("'5' SECOND", "'1' SECOND")
+    begin = f"time_unit = 's', start = TIMESTAMP '{datetime.fromtimestamp(start, UTC):%F %T}')"
+    text = LIVE_EXAMPLE.replace("time_unit = 's')", begin).replace("'5' SECOND", "'1' SECOND")
     (folder / "pipeline.toml").write_text(text)
     return text
 
 
-def _compile(folder: Path) -> None:
-    """Compile what the query needs, once per installation: one release of the same pipeline."""
-    write_pipeline(folder)
+def _try_out(folder: Path) -> float:
+    """Seconds until the same pipeline has one release; code is compiled, once per installation."""
+    write_pipeline(folder, began := time.time())
     _spawn(["feed.py", "1"], folder).wait()
     if _spawn(["-m", "dpstream", "run", "pipeline.toml", "--once"], folder).wait():
         _fail(folder, "the demo's engine does not start")
+    return time.time() - began
 
 
 def _truth(folder: Path) -> dict[str, int]:
@@ -308,7 +309,7 @@ def _value(row: dict[str, Any]) -> str:
 
 def _publish_series(console: Console) -> dict[str, Any]:
     """Two releases of a bundled series that share a book, and one that does not fit into it."""
-    with as_file(files("dpstream") / "data" / _SERIES) as path:
+    with as_file(files("dpstream") / "data" / "unemployment_lnu03000018.csv") as path:
         rows = read_series(path)
     truth, months = rows.block, [month[:7] for month in rows.times or []]
     console.print(INTRO.format(first=months[0], last=months[-1]))

@@ -71,6 +71,7 @@ from dpstream.rows.row_reader import RowReader, rows_of_unit
 AnyQuery = Query | SeriesQuery
 Tables = Generator[pa.Table, None, None]
 _LOG = logging.getLogger("dpstream.release")
+_SOON = 60_000_000  # microseconds: what begins by then is charged with its first rows
 _LOGGED = ("query", "release_index", "releases", "window_start", "window_end", "trigger_time")
 
 
@@ -494,14 +495,19 @@ class QueryRun(Run):
         terms = self.plan.terms(ledger.terms(self.dataset))
         ledger.admit(self.dataset, terms, f"query {self.query.name!r}")
 
+    @property
+    def begins_later(self) -> bool:
+        """Is its first trigger still to be waited for?"""
+        due = None if self.steps_done else self.next_trigger
+        return self.live and due is not None and due - self.clock.now() > _SOON
+
     def _hold_place(self) -> None:
-        """Charge a run that is kept, and whose first window lies ahead, when it is accepted.
+        """Charge a run that is kept, and whose first trigger lies ahead, when it is accepted.
 
         Otherwise another query could take its place in the book meanwhile. One that never begins a
         step is given back (`dpstream ledger void`).
         """
-        ahead = self.live and self.query.start is not None and self.query.start > self.clock.now()
-        if ahead and self._storage.directory is not None and not self.steps_done:
+        if self.begins_later and self._storage.directory is not None:
             fence(self.sink, self.query.name, self._storage.run_tag)
             self._paid = self._pay()
 
