@@ -359,7 +359,7 @@ def test_files_of_a_run_that_is_going_are_left_to_it(run, started):
 
 
 def test_a_pipeline_that_runs_removes_what_is_old_itself(run, folder):
-    """With its first release, by the age of each file; the others stay."""
+    """When it starts, by the age of each file; the others stay."""
     (folder / "clicks.csv").write_text(CLICKS)
     keep(releases="400 days")
     assert run("run", "pipeline.toml", "--once").code == 0

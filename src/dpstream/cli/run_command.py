@@ -272,6 +272,7 @@ def _erase_unit(pipeline: Pipeline, unit: str) -> None:
 def _publish(pipeline: Pipeline, runs: Runs, stopper: Stopper, *, once: bool) -> int:
     """Publish until the end, a signal, or (once) the first trigger from now on."""
     began, count, upkeep = stopper.now(), 0, Upkeep(pipeline)
+    upkeep()
     watching = _stop_after_trigger(runs, began) if once else nullcontext()
     try:
         with stopper.stop_on_signals(), watching, progress([*runs.runs.values()]) as draw:

@@ -106,6 +106,7 @@ def publish(
                 runs.open()
             tell(runs)
             upkeep = Upkeep(pipeline)
+            upkeep()
             try:
                 for name, release in runs:
                     about = json.loads(release.schema.metadata[b"dpstream"])
