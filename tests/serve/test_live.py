@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from dpstream.cli import main
 from dpstream.serve.release_store import ReleaseReader
 from tests.support.pipelines import PUSHED, write
 from tests.support.processes import until
@@ -96,9 +97,16 @@ inputs = "1 second"
 """
 
 
+def collect_garbage(path):
+    """As `dpstream state gc --yes` does."""
+    with pytest.raises(SystemExit) as left:
+        main(["state", "gc", str(path), "--yes"])
+    assert left.value.code == 0
+
+
 @pytest.mark.timeout(300)
-def test_a_server_lets_go_of_what_is_old_and_a_restart_does_not_bring_it_back(tmp_path):
-    """Served releases as it goes, files and inputs with an hourly look; numbers go on."""
+def test_a_server_lets_go_of_what_is_old_and_a_restart_does_not_bring_it_back(tmp_path, capsys):
+    """Served releases as it goes, files when it starts, inputs by gc; the numbers go on."""
     path = write(tmp_path / "p", [], PUSHED + RETENTION)
     out, pushed = tmp_path / "p" / "out", tmp_path / "p" / "state" / "pushed"
 
@@ -118,14 +126,19 @@ def test_a_server_lets_go_of_what_is_old_and_a_restart_does_not_bring_it_back(tm
         assert server.stop()[0] == 0
     kept = numbers()
     assert first.exists()  # it was not old when the pipeline looked, and an hour is not over
-    assert [*pushed.rglob("kept/*.segment")]
     with served(path) as server:
         until(lambda: server.health()["newest_release"] >= seen + 2)
         until(lambda: not first.exists())
-        until(lambda: not [*pushed.rglob("*.segment")])
+        until(lambda: [*pushed.rglob("kept/*.segment")])  # no recovery needs them
+        collect_garbage(path)
+        busy = capsys.readouterr().out
+        assert [*pushed.rglob("kept/*.segment")]
         again = numbers()
         status, answer = server.ask("/api/queries/pages/releases?limit=10000")
+        server.stop()
+    until(lambda: collect_garbage(path) or not [*pushed.rglob("kept/*")])
 
+    assert f"left: {path.parent / 'state' / 'pages'}: it is running" in busy
     assert 4 <= len(kept) <= 9
     assert status == 200
     assert max(again) >= max(kept) + 1

@@ -743,7 +743,9 @@ def _entry(record: dict[str, Any], terms: dict[str, Terms]) -> tuple[str, str, s
         return at, dataset, f"run {run} has told what floats may lose", "", ""
     if "fingerprint" in record:
         by = f" by {record['analyst']}" if "analyst" in record else ""
-        return at, dataset, f"run {record['run'][:8]} started{by}", "", ""
+        held = record["fingerprint"].startswith("holds the place")
+        did = record["fingerprint"] if held else "started"
+        return at, dataset, f"run {record['run'][:8]} {did}{by}", "", ""
     if is_about_run(record):
         what, steps = _about_run(record, terms.get(dataset))
         return at, dataset, f"run {record['run'][:8]} {what}", "", steps
