@@ -13,6 +13,7 @@ import webbrowser
 from collections.abc import Callable
 from contextlib import closing
 from datetime import UTC, datetime
+from fractions import Fraction
 from importlib.resources import as_file, files
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -46,8 +47,7 @@ clicks a second; the files land in a directory, and an engine in a process of it
 visitors per page every second. For all rows of a user within a day the promise is epsilon = 2,
 delta = 1e-9. Which pages exist is private too: a page stays hidden until enough users are behind
 it. Half-way the engine is killed.
-
-Starting it takes a moment (the first time on a machine, code is compiled and kept).
+The first time on a machine, code is compiled and kept: that takes a moment.
 """
 TRUTH = """\
 The truth is there in this demo only: a publisher never shows it. The noise stays within its band
@@ -58,7 +58,7 @@ The kill came after release {killed_after}. Started again, the engine computed t
 once more from its state: {found}.
 Other noise over the same clicks could be averaged away, and would have to be paid again.
 
-The ledger: charged once, before the first noise; the restart cost nothing.
+The ledger: charged once; the restart cost nothing.
 """
 INTRO = """\
 2. A series: one row a step, no users, a promise for any 12 successive steps.
@@ -113,7 +113,7 @@ def demo(
     console.print("", _pages(live["last_release"], live["truth"]), "", TRUTH, sep="\n")
     console.print(f"What ran, twice:\n\n$ {live['command']}\n\n{live['query']}")
     found = "the same bytes, every one" if live["identical"] else "and they DIFFER"
-    console.print(SAME.format(killed_after=live["killed_after"], found=found))
+    console.print(SAME.format(found=found, **live))
     print_books(console, books)
     series = _publish_series(console)
     console.print(NEXT)
@@ -314,7 +314,7 @@ def _publish_series(console: Console) -> dict[str, Any]:
     truth, months = rows.block, [month[:7] for month in rows.times or []]
     console.print(INTRO.format(first=months[0], last=months[-1]))
     ledger, dataset = Ledger(), "unemployment"
-    ledger.open(dataset, Terms(unit="w_event", total=2, window=12))
+    ledger.open(dataset, Terms(unit="w_event", total=Fraction(2), window=12))
 
     def publish(name: str) -> Series:
         mechanism: Any = find(name)

@@ -83,6 +83,12 @@ def refuse_early(
     return begun
 
 
+def free_place(copy: Ledger, dataset: str, held: str) -> None:
+    """In a copy of a book: free a place that a run holds for another one, if it does still."""
+    if copy.known(held).dataset == dataset and copy.known(held).ended is None:
+        copy.void(dataset, held, because="it is free", who="")
+
+
 def was_charged(ledger: Ledger, dataset: str, folder: Path | None) -> bool:
     """Is the run of a state directory charged to the book? Then it begins no more."""
     paid = {
@@ -129,9 +135,7 @@ class _Rehearsal:
             chosen = self._take_over(query) if take_over else Beginning()
         for run in chosen.takes_over:
             self.copy.end(self.book["dataset"], run, because="taken over", who="")
-        place = self.held.get(query.name, "")
-        if self.copy.known(place).dataset and self.copy.known(place).ended is None:
-            self.copy.void(self.book["dataset"], place, because="it begins", who="")
+        free_place(self.copy, self.book["dataset"], self.held.get(query.name, ""))
         try:
             self._pay(_from(query, chosen))
         except BudgetExceeded as problem:

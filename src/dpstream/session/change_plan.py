@@ -35,7 +35,7 @@ from dpstream.privacy.state.run_directory import About, ledger_place, read_about
 from dpstream.query.book_periods import book_share, book_ticks
 from dpstream.query.noise_plan import plan_query
 from dpstream.query.query import Query
-from dpstream.session.budget import refuse_early
+from dpstream.session.budget import free_place, refuse_early
 from dpstream.session.changes import Changes, Ending, edit, is_known
 from dpstream.session.pipeline import Pipeline, load_pipeline
 from dpstream.session.start import would_fit
@@ -505,8 +505,7 @@ def _free_places(copy: Ledger, dataset: str, known: Changes, changes: list[Chang
     """Let a copy of a book be as if an earlier change had never been accepted."""
     said = {"because": "it is planned anew", "who": ""}
     for run in known.held.values():
-        if copy.known(run).dataset == dataset and copy.known(run).ended is None:
-            copy.void(dataset, run, **said)
+        free_place(copy, dataset, run)
     for ending in endings_taken_back(known, changes):
         if ending.dataset == dataset and _names_periods(copy, ending):
             copy.limit(dataset, ending.run, None, **said)

@@ -57,8 +57,8 @@ class PeriodLosses:
         first, last = charge.periods
         loss = Loss(charge.units, charge.delta_slack, charge.rounding_slack)
         charged = inf if last is None else last
-        last = min(charged, self._limits.get(charge.run, inf))
-        self._spans.append(_Span(charge.run, first, last, charged, loss))
+        ends = min(charged, self._limits.get(charge.run, inf))
+        self._spans.append(_Span(charge.run, first, ends, charged, loss))
         if charge.run in self._ended:
             self.end(charge.run)
 
