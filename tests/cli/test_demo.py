@@ -106,7 +106,7 @@ def test_a_server_starts_its_worker_again_by_itself(tmp_path, monkeypatch):
     opened = []
     monkeypatch.setattr(demo_command.webbrowser, "open", opened.append)
     write_pipeline(tmp_path, time.time())
-    engine = Engine(tmp_path, serve=True, triggers=1)
+    engine = Engine(tmp_path, serve=True)
     try:
         engine.open()
         first, server = engine.pid, engine.process.pid

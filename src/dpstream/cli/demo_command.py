@@ -78,7 +78,7 @@ Next:
   dpstream serve pipeline.toml                  its releases on a live page (dpstream demo --serve)
   dpstream release t.csv --window 12 --epsilon 1   your own series
 """
-_TIMEOUT = 120  # seconds that the engine may take beyond its triggers
+_TIMEOUT = 300  # seconds that the tour may take
 
 
 class Tour(NamedTuple):
@@ -130,12 +130,13 @@ def play(tour: Tour, folder: Path, tell: Callable[..., None], serve: bool) -> di
         seconds = _try_out(folder / "start")
     start = int(time.time() + seconds * (2 if serve else 1)) + 1  # a server starts, then its worker
     text, told, feed = write_pipeline(folder, start), 0, None
-    engine = Engine(folder, serve=serve, triggers=sum(tour))
+    engine = Engine(folder, serve=serve)
 
-    def tell_until(done: Callable[[], bool]) -> None:
-        """Tell of every release."""
+    def tell_until(number: int) -> None:
+        """Tell of every release up to one."""
         nonlocal told
-        while not done():
+        while told < number:
+            engine.check()
             index, rows = engine.newest()
             if index > told:
                 told, first = index, (f"{row['page']} {_value(row)}" for row in rows[:3])
@@ -147,14 +148,14 @@ def play(tour: Tour, folder: Path, tell: Callable[..., None], serve: bool) -> di
         tell(f"the engine runs, process {engine.pid}", style="green")
         time.sleep(max(0, start - time.time()))
         feed = _spawn(["feed.py"], folder)
-        tell_until(lambda: engine.is_over() or told >= tour.kill_after)
+        tell_until(tour.kill_after)
         code = engine.kill(pid := engine.pid)
-        before, back = engine.releases("out"), time.monotonic() + tour.gone_for
+        before = engine.releases("out")
         tell(f"kill -9 {pid}: the engine is gone; the clicks keep coming", style="bold red")
-        tell_until(lambda: time.monotonic() > back)
+        time.sleep(tour.gone_for)
         engine.start()
         tell(f"the same command again: the engine goes on, process {engine.pid}", style="green")
-        tell_until(engine.is_over)
+        tell_until(max(before) + tour.gone_for + tour.then)
         tell("the last release is out", style="green")
         if serve and sys.stdin.isatty():  # the page stays until Enter
             sys.stdin.readline()
@@ -166,7 +167,7 @@ def play(tour: Tour, folder: Path, tell: Callable[..., None], serve: bool) -> di
     return {
         "command": engine.command,
         "query": tomllib.loads(text)["query"][0]["sql"],
-        "killed_after": max(before, default=0),
+        "killed_after": max(before),
         "truth": _truth(folder / "incoming"),
         "exit_code": code,
         "repeated": sorted(before.keys() & again.keys()),
@@ -205,11 +206,11 @@ def _truth(folder: Path) -> dict[str, int]:
 class Engine:
     """The query in a process of its own; with `serve`, in a server's worker, which it restarts."""
 
-    def __init__(self, folder: Path, *, serve: bool, triggers: int) -> None:
-        self._folder, self._serve, self._triggers = folder, serve, triggers
+    def __init__(self, folder: Path, *, serve: bool) -> None:
+        self._folder, self._serve = folder, serve
         self._text = (folder / "pipeline.toml").read_text()
         self.process: Any = None
-        self._deadline = time.monotonic() + triggers + _TIMEOUT
+        self._deadline = time.monotonic() + _TIMEOUT
         self.command = f"dpstream {'serve' if serve else 'run'} pipeline.toml"
 
     def open(self) -> None:
@@ -246,12 +247,11 @@ class Engine:
         if not self._serve:
             self.process = _spawn(self._words, self._folder)
 
-    def is_over(self) -> bool:
-        """Whether the last release is out; raises if it will not come."""
+    def check(self) -> None:
+        """Raise if no further release will come."""
         code = self.process.poll()
         if code is not None or time.monotonic() > self._deadline:
             _fail(self._folder, f"the engine has come to no end (exit code {code})")
-        return self.newest()[0] >= self._triggers
 
     def newest(self) -> tuple[int, list[dict[str, Any]]]:
         """The number of the latest release, and its rows, the largest first."""
