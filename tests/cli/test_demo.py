@@ -31,7 +31,7 @@ def told(played, monkeypatch):
     """The command tells of that tour, line by line, without another one."""
     live, lines, folder = played
 
-    def replay(tour, place, tell, **_):
+    def replay(tour, place, tell, *_):
         return [*map(tell, lines), live][-1]
 
     monkeypatch.setattr(demo_command, "TemporaryDirectory", lambda **_: nullcontext(folder))

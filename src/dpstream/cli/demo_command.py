@@ -102,12 +102,11 @@ def demo(
     """Take a tour: a live private query that survives a kill, a series, and the ledger."""
     for module in ("starlette", "uvicorn") if serve else ():
         optional(module, extra="serve", who="demo --serve shows a live page, which")
-    tour = QUICK if quick else Tour()
     console = people()
     console.soft_wrap, console.quiet = True, as_json
     console.print(WELCOME + "The page stays until you press Enter.\n" * serve)
     with TemporaryDirectory(prefix="dpstream-demo-") as name:
-        live = play(tour, Path(name), console.print, serve=serve)
+        live = play(QUICK if quick else Tour(), Path(name), console.print, serve)
         with closing(Ledger(Path(name) / "clicks.ledger")) as ledger:
             books = books_with_dates(ledger)
     console.print("", _pages(live["last_release"], live["truth"]), "", TRUTH, sep="\n")
