@@ -21,6 +21,7 @@ from typing import Annotated, Any, NamedTuple, NoReturn
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyarrow.compute import field
 from pyarrow.csv import read_csv
 from rich.bar import Bar
 from rich.console import Console
@@ -76,7 +77,6 @@ NEXT = """\
 Next:
   dpstream init && dpstream run pipeline.toml   your own pipeline, from an example that runs
   dpstream serve pipeline.toml                  its releases on a live page (dpstream demo --serve)
-  dpstream release t.csv --window 12 --epsilon 1   your own series
 """
 _TIMEOUT = 300  # seconds that the tour may take
 
@@ -167,7 +167,7 @@ def play(tour: Tour, folder: Path, tell: Callable[..., None], serve: bool) -> di
         "command": engine.command,
         "query": tomllib.loads(text)["query"][0]["sql"],
         "killed_after": max(before),
-        "truth": _truth(folder / "incoming"),
+        "truth": _truth(folder / "incoming", start + engine.newest()[0]),
         "exit_code": code,
         "repeated": sorted(before.keys() & again.keys()),
         "identical": now | before == now == now | again,
@@ -194,10 +194,12 @@ def _try_out(folder: Path) -> float:
     return time.time() - began
 
 
-def _truth(folder: Path) -> dict[str, int]:
+def _truth(folder: Path, until: int) -> dict[str, int]:
     """Different users per page: what a real stream's publisher never shows."""
     clicks = pa.concat_tables([read_csv(path) for path in folder.glob("*.csv")])
-    pages = clicks.group_by("page").aggregate([("user", "count_distinct")])
+    pages = (
+        clicks.filter(field("at") < until).group_by("page").aggregate([("user", "count_distinct")])
+    )
     pages = pages.sort_by([("user_count_distinct", "descending")]).to_pylist()
     return {each["page"]: each["user_count_distinct"] for each in pages}
 
