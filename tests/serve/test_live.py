@@ -108,10 +108,10 @@ def collect_garbage(path):
 def test_a_server_lets_go_of_what_is_old_and_a_restart_does_not_bring_it_back(tmp_path, capsys):
     """Served releases as it goes, files when it starts, inputs by gc; the numbers go on."""
     path = write(tmp_path / "p", [], PUSHED + RETENTION)
-    out, pushed = tmp_path / "p" / "out", tmp_path / "p" / "state" / "pushed"
+    out, state = tmp_path / "p" / "out", tmp_path / "p" / "state"
 
     def numbers():
-        reader = ReleaseReader(tmp_path / "p" / "state" / "served")
+        reader = ReleaseReader(state / "served")
         reader.look()
         with closing(reader):
             return [one.id for one in reader.after(0, 10_000)]
@@ -129,14 +129,14 @@ def test_a_server_lets_go_of_what_is_old_and_a_restart_does_not_bring_it_back(tm
     with served(path) as server:
         until(lambda: server.health()["newest_release"] >= seen + 2)
         until(lambda: not first.exists())
-        until(lambda: [*pushed.rglob("kept/*.segment")])  # no recovery needs them
+        until(lambda: [*state.rglob("kept/*.segment")])  # no recovery needs them
         collect_garbage(path)
         busy = capsys.readouterr().out
-        assert [*pushed.rglob("kept/*.segment")]
+        assert [*state.rglob("kept/*.segment")]
         again = numbers()
         status, answer = server.ask("/api/queries/pages/releases?limit=10000")
         server.stop()
-    until(lambda: collect_garbage(path) or not [*pushed.rglob("kept/*")])
+    until(lambda: collect_garbage(path) or not [*state.rglob("kept/*")])
 
     assert f"left: {path.parent / 'state' / 'pages'}: it is running" in busy
     assert 4 <= len(kept) <= 9
