@@ -134,6 +134,7 @@ def test_a_server_lets_go_of_what_is_old_and_a_restart_does_not_bring_it_back(tm
         collect_garbage(path)
         busy = capsys.readouterr().out
         assert [*state.rglob("kept/*.segment")]
+        assert [*out.glob("*.parquet")]
         again = numbers()
         status, answer = server.ask("/api/queries/pages/releases?limit=10000")
         server.stop()
@@ -144,7 +145,6 @@ def test_a_server_lets_go_of_what_is_old_and_a_restart_does_not_bring_it_back(tm
     assert status == 200
     assert max(again) >= max(kept) + 1
     assert not set(again) & set(range(1, min(kept)))
-    assert [*out.glob("*.parquet")]
     assert json.loads(answer)["rows"]
 
 
