@@ -153,7 +153,7 @@ def play(tour: Tour, folder: Path, tell: Callable[..., None], serve: bool) -> di
         time.sleep(tour.gone_for)
         engine.start()
         tell(f"the same command again: the engine goes on, process {engine.pid}", style="green")
-        tell_until(max(before) + tour.gone_for + tour.then)
+        tell_until(int(time.time() + 1.5 * seconds - start) + tour.then)  # it catches up first
         tell("the last release is out", style="green")
         if serve and sys.stdin.isatty():  # the page stays until Enter
             sys.stdin.readline()
