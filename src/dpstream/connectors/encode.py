@@ -124,11 +124,16 @@ def run_of(table: pa.Table) -> str:
     return str(release_facts(table).get("run", ""))
 
 
-def another_run(place: object, query: str) -> StateError:
-    """A sink that holds another run's releases would take the new ones for old, and lose them."""
+def another_run(place: object, query: str, *, files: str = "") -> StateError:
+    """A sink that holds another run's releases would take the new ones for old, and lose them.
+
+    `files`: what to move away, where the sink knows that.
+    """
     return StateError(
-        f"{place} holds releases of {query!r} from another run; use another sink, or remove them "
-        "(a run that takes over from another begins its windows anew, and needs a place of its own)"
+        f"{place} holds releases of {query!r} from another run; use another sink: a run that "
+        "begins, or takes over from another, numbers its windows anew; name a new place ([sink] to "
+        "= ... in the pipeline file, --sink), and the old releases stay where they are; or move "
+        f"{files or f'all releases of {query!r}'} away, and start again"
     )
 
 

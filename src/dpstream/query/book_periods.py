@@ -222,6 +222,16 @@ def loss_over(book: dict[str, Any], days: int) -> Fraction | None:
     return Fraction(max(losses, default=0))
 
 
+def held_places(book: dict[str, Any]) -> dict[str, int]:
+    """By run, when the first period begins that it pays for, of runs that have begun none yet."""
+    ticks = book_ticks(Terms.from_json(dict(book["terms"])))
+    return {
+        line["run"]: ticks.at(line["periods"][0])
+        for line in book["spent_on"]
+        if ticks is not None and line.get("periods") and line["begun"] is None
+    }
+
+
 _FAR = 1 << 40  # periods, where a charge has no end
 
 

@@ -189,9 +189,9 @@ class NoisePlan:
             change=query.protected,
         )
 
-    def pay(self, spend: QuerySpend, digest: str) -> None:
-        """Charge the whole run, once."""
-        spend.pay(**self.cost(spend.book), digest=digest)
+    def pay(self, spend: QuerySpend, digest: str, *, instead_of: str = "") -> None:
+        """Charge the whole run, once; `instead_of`: a run that has held its place."""
+        spend.pay(**self.cost(spend.book), digest=digest, instead_of=instead_of)
 
     def first_room(self, spend: QuerySpend) -> int | None:
         """The first period from which on the book could pay for the query; None: it never can."""
