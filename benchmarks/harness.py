@@ -49,6 +49,7 @@ BENCHES: Final[dict[str, str]] = {
     "live_files": "a live directory of up to 100,000 files: triggers without news, a restart",
     "queries": "SQL on real event logs, from the command and from Python: the same releases",
     "connectors": "records per second of each source and sink, beside files",
+    "aggregates": "rank errors of quantiles, once beside pipeline-dp and opendp, and continually",
     "coverage": "how often published intervals hold the truth: aggregates, strategies, mechanisms",
     "year": "a simulated year with crashes, a move, restores: the same releases, and a flat disk",
 }

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from dpstream.query.aggregates import Stddev as Stddev
     from dpstream.query.aggregates import Sum as Sum
     from dpstream.query.aggregates import Variance as Variance
+    from dpstream.query.quantiles import Histogram as Histogram
+    from dpstream.query.quantiles import Quantile as Quantile
     from dpstream.query.query import Query as Query
     from dpstream.query.series_query import SeriesQuery as SeriesQuery
     from dpstream.query.windows import Cumulate as Cumulate
@@ -64,6 +66,7 @@ _NAMES_BY_HOME = {
     "privacy.ledger.ledger": "Ledger",
     "query.aggregates": "ApproxCountDistinct Avg Count CountDistinct CountUnits "
     "Stddev Sum Variance",
+    "query.quantiles": "Histogram Quantile",
     "query.query": "Query",
     "query.series_query": "SeriesQuery",
     "query.windows": "Cumulate Hop Tumble",

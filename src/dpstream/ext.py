@@ -62,6 +62,8 @@ from dpstream.query.aggregates import Stddev as Stddev
 from dpstream.query.aggregates import Sum as Sum
 from dpstream.query.aggregates import Variance as Variance
 from dpstream.query.noise_plan import plan_query as plan_query
+from dpstream.query.quantiles import Histogram as Histogram
+from dpstream.query.quantiles import Quantile as Quantile
 from dpstream.query.row_spec import Finish as Finish
 from dpstream.query.row_spec import Prepare as Prepare
 from dpstream.records import Batch as Batch

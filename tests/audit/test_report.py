@@ -21,6 +21,7 @@ WANTED = {
     "column_groups_apart",
     "bounds_off_by_one",
     "noise_below_reach",
+    "levels_charged_once",
     "keys_only_when_touched",
     "threshold_without_plus_one",
     "net_clamp",

@@ -9,12 +9,13 @@ import pyarrow as pa
 import pytest
 
 from dpstream.cli import apply_command
-from dpstream.engines.query_run import EngineOptions
-from dpstream.errors import StateError
+from dpstream.engines.query_run import EngineOptions, QueryRun
+from dpstream.errors import BudgetExceeded, LedgerError, StateError
 from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.session import changes
 from dpstream.session.start_pipeline import is_to_change, load_current, open_book, start
 from tests.support.live_runs import ScriptedClock, drop
+from tests.support.long import is_long
 from tests.support.processes import Command
 
 HOUR = 3_600_000_000
@@ -64,9 +65,9 @@ def rows(place):
     drop(place / "in", "rows.parquet", table)
 
 
-def go(path, since, to):
+def go(path, since, to, **events):
     """Run a pipeline from a time to another, as `dpstream run` does."""
-    clock = ScriptedClock(since)
+    clock = ScriptedClock(since, **events)
     to -= 1
     while True:
         pipeline = load_current(path)
@@ -80,11 +81,14 @@ def go(path, since, to):
             for book in pipeline.books:
                 open_book(pipeline, book, book.terms(), ledgers[book.ledger], now=clock.now())
             with runs:
-                for name, _ in runs:
-                    if clock.now() >= to:
-                        runs.runs[name].stop()
-                    if is_to_change(pipeline, runs):
-                        runs.stop()
+                try:
+                    for name, _ in runs:
+                        if clock.now() >= to:
+                            runs.runs[name].stop()
+                        if is_to_change(pipeline, runs):
+                            runs.stop()
+                except LedgerError:
+                    assert is_to_change(pipeline, runs)
         if clock.now() >= to or not is_to_change(pipeline, runs):
             return
 
@@ -239,6 +243,161 @@ def test_a_change_can_be_taken_back_before_it_comes(run, folder, at):
 
     assert windows(folder, "old") == 8
     assert [*spent(folder)] == ["old"]
+
+
+def other(folder, **queries):
+    """Another pipeline over the same book."""
+    write(folder, **queries)
+    text = (folder / "pipeline.toml").read_text().replace('"state"', '"state2"')
+    (folder / "other.toml").write_text(text.replace('"out"', '"out2"'))
+    return folder / "other.toml"
+
+
+def test_a_successor_holds_its_place_from_when_it_is_accepted(run, folder, at):
+    """Another query no longer fits; taken back, it does. What holds the place is not counted twice.
+
+    The control is the same query before and after: it fits.
+    """
+    rows(folder)
+    other(folder, another=asked(2))
+    write(folder, old=asked(2))
+    go(folder / "pipeline.toml", FIRST, FIRST + 15 * HOUR)
+    at(FIRST + 15 * HOUR)
+    fits = lambda: run("check", "other.toml", "--json").json["another"]["budget"]["fits"]  # noqa: E731
+    assert fits()
+    write(folder, old=asked("3.9"))
+    assert run("apply", "pipeline.toml", "--yes").code == 0
+    held = spent(folder)["old_2"]
+    assert (held["begun"], held["ended"], held["charges"]) == (None, False, 1)
+    assert held["periods"] == [spent(folder)["old"]["begun"] + 1, None]
+    assert spent(folder)["old"]["periods"][1] == held["periods"][0] - 1
+    assert "held: it begins 2024-05-02" in run("ledger", "show", "book").out
+    assert not fits()
+    before = (folder / "book").read_bytes()
+    assert run("apply", "pipeline.toml", "--yes").code == 0  # the same once more
+    assert (folder / "book").read_bytes() == before
+    write(folder, old=asked(2))
+    assert "unchanged old" in run("apply", "pipeline.toml", "--yes").out
+    assert [*spent(folder)] == ["old"]
+    assert fits()
+    write(folder, old=asked("3.9"))
+    assert run("apply", "pipeline.toml", "--yes").code == 0
+    shown = run("check", "pipeline.toml", "--json").json
+    assert shown["old"]["budget"]["charged_before"]
+    assert any("'old_2' begins 2024-05-02" in words for words in shown["old"]["remarks"])
+    go(folder / "pipeline.toml", FIRST + 15 * HOUR, FIRST + 2 * DAY)
+
+    lines = spent(folder)
+    assert [*lines] == ["old", "old_2"]
+    assert lines["old_2"]["run"] != held["run"]
+    assert lines["old_2"]["begun"] == held["periods"][0]
+    assert windows(folder, "old_2") == 4
+    assert "whose place it held" in run("ledger", "history", "book").out
+
+
+def test_a_change_cannot_be_taken_back_when_its_place_is_given_away(run, folder, at):
+    """The successor is smaller, another query has taken what it leaves, and the old one stays."""
+    rows(folder)
+    write(folder, old=asked(4))
+    go(folder / "pipeline.toml", FIRST, FIRST + 15 * HOUR)
+    at(FIRST + 15 * HOUR)
+    write(folder, old=asked(1))
+    assert run("apply", "pipeline.toml", "--yes").code == 0
+    path = other(folder, another=asked(2))
+    go(path, FIRST + 15 * HOUR, FIRST + 31 * HOUR)
+    write(folder, old=asked(4))
+    refused = run("apply", "pipeline.toml", "--yes")
+
+    assert refused.code == 3
+    assert "were given to others since" in refused.err
+    assert sorted(spent(folder)) == ["another", "old", "old_2"]
+
+
+@pytest.mark.parametrize("lateness", ["7", "0"] if is_long() else ["7"])
+def test_a_run_that_nobody_has_told_ends_with_its_period_all_the_same(
+    run, folder, at, tmp_path_factory, lateness
+):
+    """It is stopped where the next period would begin; the releases are those of a reload."""
+    text = {"lateness": f"INTERVAL '{lateness}' HOUR", "emit": " EMIT EVERY INTERVAL '3' HOUR"}
+    told = tmp_path_factory.mktemp("told")
+    at(FIRST + 15 * HOUR)
+    for place in (folder, told):
+        rows(place)
+        write(place, old=asked(4, **text))
+
+    def accept(place):
+        write(place, old=asked(3, **text))
+        assert run("apply", str(place / "pipeline.toml"), "--yes").code == 0
+
+    go(told / "pipeline.toml", FIRST, FIRST + 15 * HOUR)
+    accept(told)
+    go(told / "pipeline.toml", FIRST + 15 * HOUR, FIRST + 2 * DAY)
+    events = [(FIRST + 15 * HOUR + 1, lambda: accept(folder))]
+    go(folder / "pipeline.toml", FIRST, FIRST + 2 * DAY, events=events)
+
+    assert windows(folder, "old") > 0
+    assert [*files(folder)] == [*files(told)]
+    assert [*spent(folder)] == ["old", "old_2"]
+
+
+class Seen(BaseException):
+    """Somebody has looked, and the process is gone."""
+
+
+def begun_later(folder):
+    """A query for which its book has no room today: it begins tomorrow; the book at 16:00."""
+    rows(folder)
+    write(folder, old=asked(4))
+    go(folder / "pipeline.toml", FIRST, FIRST + 15 * HOUR)
+    with closing(Ledger(folder / "book")) as ledger:
+        ledger.end("clicks", spent(folder)["old"]["run"], because="a test", who="ana")
+    seen = []
+
+    def look():
+        seen.append(spent(folder))
+        raise Seen
+
+    path = other(folder, new=asked(4))
+    with pytest.raises(Seen):
+        go(path, FIRST + 15 * HOUR, FIRST + 2 * DAY, events=[(FIRST + 16 * HOUR, look)])
+    return path, seen[0]
+
+
+def test_a_query_that_begins_later_holds_its_place(run, folder):
+    """It is in the book before its first period, and counts once when it begins."""
+    path, seen = begun_later(folder)
+    write(folder, third=asked(2))
+    with pytest.raises(BudgetExceeded, match="does not fit"):
+        go(folder / "pipeline.toml", FIRST + 16 * HOUR, FIRST + 2 * DAY)
+    go(path, FIRST + 17 * HOUR, FIRST + 2 * DAY)
+
+    assert seen["new"]["begun"] is None
+    assert seen["new"]["periods"] == [seen["old"]["begun"] + 1, None]
+    assert spent(folder)["new"] == seen["new"] | {"begun": seen["new"]["periods"][0]}
+    assert [len([*(folder / "out2").glob("new-w*")])] == [4]
+
+
+def test_without_that_another_query_would_take_its_place(run, folder, monkeypatch):
+    """The control."""
+    monkeypatch.setattr(QueryRun, "_hold_place", lambda run: None)
+    _, seen = begun_later(folder)
+    write(folder, third=asked(2))
+    go(folder / "pipeline.toml", FIRST + 16 * HOUR, FIRST + 2 * DAY)
+
+    assert [*seen] == ["old"]
+    assert windows(folder, "third") == 4
+
+
+def test_a_query_that_never_begins_is_given_back(run, folder):
+    """Its run is ended for good; nothing of it was drawn."""
+    path, seen = begun_later(folder)
+    held = seen["new"]["run"]
+    assert "held: it begins 2024-05-02" in run("ledger", "show", "book").out
+    assert run("ledger", "void", held, "book", "--because", "not wanted").code == 0
+
+    assert [*spent(folder)] == ["old"]
+    with pytest.raises(StateError, match="ended for good"):
+        go(path, FIRST + 17 * HOUR, FIRST + 2 * DAY)
 
 
 def test_a_changed_file_that_was_not_applied_is_refused(run, folder, at):

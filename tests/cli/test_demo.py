@@ -1,13 +1,14 @@
 """The guided tour: a real process, really killed."""
 
 import sys
+import time
 from contextlib import nullcontext
 
 import pytest
 from rich.console import Console
 
 from dpstream.cli import demo_command
-from dpstream.cli.demo_command import QUERY, QUICK, Engine, play
+from dpstream.cli.demo_command import QUICK, Engine, play, write_pipeline
 from tests.support.long import is_long
 from tests.support.processes import until
 
@@ -30,7 +31,7 @@ def told(played, monkeypatch):
     """The command tells of that tour, line by line, without another one."""
     live, lines, folder = played
 
-    def replay(tour, place, tell, **_):
+    def replay(tour, place, tell, *_):
         return [*map(tell, lines), live][-1]
 
     monkeypatch.setattr(demo_command, "TemporaryDirectory", lambda **_: nullcontext(folder))
@@ -104,16 +105,17 @@ def test_a_server_starts_its_worker_again_by_itself(tmp_path, monkeypatch):
     """The process that is killed is the worker; the page stays where it was opened."""
     opened = []
     monkeypatch.setattr(demo_command.webbrowser, "open", opened.append)
-    (tmp_path / "clicks").mkdir()
-    (tmp_path / "pages.sql").write_text(QUERY.format(start="2090-05-01", end="2090-05-01 00:00:10"))
-    engine = Engine(tmp_path, serve=True, triggers=1, patience=60)
+    write_pipeline(tmp_path, time.time())
+    engine = Engine(tmp_path, serve=True)
     try:
-        first, server = engine.pid, engine._child.pid
+        engine.open()
+        first, server = engine.pid, engine.process.pid
         engine.kill(first)
         engine.start()
         second = until(lambda: engine.pid not in (first, server) and engine.pid)
     finally:
-        engine.end()
+        engine.process.terminate()
+        engine.process.wait()
 
     assert first != server
     assert second

@@ -337,6 +337,40 @@ def test_a_run_that_was_ended_may_go_and_one_that_is_running_is_left(run, starte
     assert run("run", "pipeline.toml").code == 0
 
 
+def test_files_of_a_run_that_is_going_are_left_to_it(run, started):
+    """By age, too: it is named, and what belongs to the others goes. Inputs are everybody's."""
+    keep(releases="400 days", dead_letters="30 days", inputs="1 day")
+    mine, theirs = {}, {}
+    for name, paths in (("first", mine), ("second", theirs)):
+        paths["release"] = Path("out") / f"{name}-w000000-t000001.csv"
+        paths["letters"] = started / name / "dead-letters" / "x.jsonl"
+        paths["letters"].parent.mkdir(exist_ok=True)
+        paths["letters"].write_text("{}\n")
+        make_old(*paths.values())
+    about = read_about(started / "first")
+    with closing(InputLog(started / "first" / "inputs.log", run=about["run"])):
+        busy = run("state", "gc", "pipeline.toml", "--yes")
+
+    assert busy.out.count("left: state/first: it is running") == 1
+    assert all(path.exists() for path in mine.values())
+    assert not any(path.exists() for path in theirs.values())
+    run("state", "gc", "pipeline.toml", "--yes")
+    assert not any(path.exists() for path in mine.values())
+
+
+def test_a_pipeline_that_runs_removes_what_is_old_itself(run, folder):
+    """When it starts, by the age of each file; the others stay."""
+    (folder / "clicks.csv").write_text(CLICKS)
+    keep(releases="400 days")
+    assert run("run", "pipeline.toml", "--once").code == 0
+    first = Path("out") / "first-w000000-t000001.csv"
+    make_old(first)
+    before = releases()
+    assert run("run", "pipeline.toml").code == 0
+
+    assert before.keys() - releases().keys() == {first.name}
+
+
 def test_a_span_that_is_none_is_refused_with_its_place(run, started):
     """As every key of the file."""
     keep(served="long")

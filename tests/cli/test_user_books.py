@@ -127,8 +127,10 @@ def test_a_lost_state_goes_on_with_the_next_day_at_no_cost(run, folder):
     (folder / "out" / ".daily.run").write_text("of the other run")
     full = daily(run, "two", "2024-05-02", "2024-05-08", "--take-over", "--sink", "out/")
     assert "holds releases of 'daily' from another run; use another sink" in full.err
+    assert "or move daily-w*.parquet and .daily.run away, and start again" in full.err
     assert not (folder / "two").exists()
-    taken = daily(run, "two", "2024-05-02", "2024-05-08", "--take-over")
+    (folder / "out" / ".daily.run").rename(folder / "away")
+    taken = daily(run, "two", "2024-05-02", "2024-05-08", "--take-over", "--sink", "out/")
     assert taken.code == 0, taken.err
     assert "takes over" not in daily(run, "two", "2024-05-02", "2024-05-08", "--take-over").err
     assert "it begins with the window of 2024-05-04T00:00:00+00:00" in taken.err

@@ -244,6 +244,15 @@ CASES = {
         source=write_csv,
     ),
     "keys alone": asked(""),
+    "quantiles": asked(
+        f"PERCENTILE_CONT(seconds, 0.9, {BOUNDS}) AS p90, APPROX_QUANTILES(seconds, 4, {BOUNDS}, "
+        "leaves => 64) AS quartiles, COUNT(*) AS n",
+        "confidence = 0.9",
+        groups=3,
+    ),
+    "histogram": asked(
+        "HISTOGRAM(price, [0, 2.5, 10, 25]) AS prices", sink=JSONL, groups=2, epsilon=24
+    ),
     "weights": asked(
         f"COUNT(*) AS n, SUM(seconds, {BOUNDS}) AS s", "weights = (n = 3, selection = 1/2)"
     ),

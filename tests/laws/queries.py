@@ -7,6 +7,7 @@ from dpstream.connectors.registry import open_source
 from dpstream.engines.embedded.embedded_engine import LocalRun
 from dpstream.engines.query_run import EngineOptions
 from dpstream.query.aggregates import Avg, Count, CountDistinct, CountUnits, Stddev, Sum
+from dpstream.query.quantiles import Histogram, Quantile
 from dpstream.query.query import Query
 from dpstream.query.windows import Cumulate, Hop, Tumble
 from tests.support.fixed import RUN, SECRET
@@ -139,5 +140,18 @@ OTHERS = {
         ),
     ),
     "keys alone": query_of(**_SHOWN, every="3 hours", window=Tumble("12 hours"), aggregates=()),
+    "quantiles": query_of(
+        **_SHOWN,
+        window=Hop("8 hours", slide="4 hours"),
+        every="2 hours",
+        max_groups_contributed=4,
+        max_rows_per_group=2,
+        confidence=0.9,
+        aggregates=(
+            Quantile("q", column="x", q=[0, 0.5, 1], contribution_bounds_per_row=(0, 10)),
+            Quantile("p", column="x", q=0.9, contribution_bounds_per_row=(0, 10)),
+            Histogram("h", column="x", edges=[0, 4, 10]),
+        ),
+    ),
 }
-"""Other windows, the other strategy, totals of windows, bounds per unit and group, no answers."""
+"""Other windows, the other strategy, totals of windows, and lists."""

@@ -39,7 +39,13 @@ ranges = st.tuples(st.integers(-5, 12), st.none() | st.integers(0, 6)).map(
     lambda pair: (pair[0], None if pair[1] is None else pair[0] + pair[1])
 )
 charges = st.lists(
-    st.tuples(st.integers(1, 4), st.none() | ranges, st.booleans(), st.none() | st.integers(-5, 9)),
+    st.tuples(
+        st.integers(1, 4),
+        st.none() | ranges,
+        st.booleans(),
+        st.none() | st.integers(-5, 9),
+        st.none() | st.integers(-5, 12),
+    ),
     max_size=9,
 )
 
@@ -47,9 +53,11 @@ charges = st.lists(
 def brute(made, period):
     """The loss of one period, by the rule's own words."""
     total = 0
-    for amount, periods, ended, begun in made:
+    for amount, periods, ended, begun, until in made:
         first, last = periods or (-inf, None)
         last = inf if last is None else last
+        if until is not None and periods is not None:
+            last = min(last, until)
         if ended and periods is not None:
             last = min(last, -inf if begun is None else begun)
         total += amount if first <= period <= last else 0
@@ -59,12 +67,13 @@ def brute(made, period):
 @some_examples(600)
 @given(charges, ranges)
 def test_a_period_loses_the_charges_whose_range_has_it(made, asked):
-    """Ended runs cost up to what they have begun; others all that they name; a new charge fits
-    exactly where the sum of every one of its periods does."""
+    """Ended runs cost up to what they have begun, and those that are to end with a period up to
+    that one; others all that they name; a new charge fits exactly where the sum of every one of its
+    periods does."""
     ledger = Ledger()
     ledger.open("d", Terms(unit="user", total=12, measure="mu_squared", period="1 day"))
     held = []
-    for number, (amount, periods, ended, begun) in enumerate(made):
+    for number, (amount, periods, ended, begun, until) in enumerate(made):
         run = f"run {number}"
         try:
             ledger.charge("d", charge(run, amount, periods))
@@ -72,9 +81,17 @@ def test_a_period_loses_the_charges_whose_range_has_it(made, asked):
             continue
         if begun is not None:
             ledger.note_begun("d", run, begun)
+        if until is not None and (periods is None or (begun is not None and until < begun)):
+            with pytest.raises(LedgerError):
+                ledger.limit("d", run, until, because="test", who="test")
+            until = None
+        elif until is not None:
+            ledger.limit("d", run, until, because="test", who="test")
+            with pytest.raises(LedgerError, match="was to end"):
+                ledger.note_begun("d", run, until + 1)
         if ended:
             ledger.end("d", run, because="test", who="test")
-        held.append((amount, periods, ended, begun))
+        held.append((amount, periods, ended, begun, until))
     days = range(-40, 60)
 
     assert ledger.peak("d") == max(brute(held, day) for day in days)

@@ -8,6 +8,7 @@ import ssl
 import time
 import urllib.error
 import urllib.request
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from urllib.parse import quote
@@ -18,6 +19,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from dpstream.cli import main
+from dpstream.serve.release_store import ReleaseReader
 from tests.support.pipelines import PUSHED, write
 from tests.support.processes import until
 from tests.support.served import Follower, served
@@ -82,6 +85,67 @@ def test_events_go_on_after_kills_of_either_process(pipeline):
     assert {b - a for a, b in pairwise(times)} <= {timedelta(0), timedelta(seconds=1)}
     assert after[: len(before)] == before
     assert (code, said) == (0, STOPPED)
+
+
+RETENTION = """
+[sink]
+to = "out/"
+[retention]
+served = "3 seconds"
+releases = "1 second"
+inputs = "1 second"
+"""
+
+
+def collect_garbage(path):
+    """As `dpstream state gc --yes` does."""
+    with pytest.raises(SystemExit) as left:
+        main(["state", "gc", str(path), "--yes"])
+    assert left.value.code == 0
+
+
+@pytest.mark.timeout(300)
+def test_a_server_lets_go_of_what_is_old_and_a_restart_does_not_bring_it_back(tmp_path, capsys):
+    """Served releases as it goes, files when it starts, inputs by gc; the numbers go on."""
+    path = write(tmp_path / "p", [], PUSHED + RETENTION)
+    out, state = tmp_path / "p" / "out", tmp_path / "p" / "state"
+
+    def numbers():
+        reader = ReleaseReader(state / "served")
+        reader.look()
+        with closing(reader):
+            return [one.id for one in reader.after(0, 10_000)]
+
+    with served(path) as server:
+        until(lambda: server.health()["newest_release"] >= 1)
+        for first in (0, 1000):  # the newest segment stays
+            assert server.post(rows(first))[0] == 202
+        until(lambda: server.health()["newest_release"] >= 8)
+        until(lambda: 1 not in numbers() and 2 not in numbers())
+        first = min(out.glob("*.parquet"))
+        seen = server.health()["newest_release"]
+        assert server.stop()[0] == 0
+    kept = numbers()
+    assert first.exists()  # it was not old when the pipeline looked, and an hour is not over
+    with served(path) as server:
+        until(lambda: server.health()["newest_release"] >= seen + 2)
+        until(lambda: not first.exists())
+        until(lambda: [*state.rglob("kept/*.segment")])  # no recovery needs them
+        collect_garbage(path)
+        busy = capsys.readouterr().out
+        assert [*state.rglob("kept/*.segment")]
+        assert [*out.glob("*.parquet")]
+        again = numbers()
+        status, answer = server.ask("/api/queries/pages/releases?limit=10000")
+        server.stop()
+    until(lambda: collect_garbage(path) or not [*state.rglob("kept/*")])
+
+    assert f"left: {path.parent / 'state' / 'pages'}: it is running" in busy
+    assert 4 <= len(kept) <= 9
+    assert status == 200
+    assert max(again) >= max(kept) + 1
+    assert not set(again) & set(range(1, min(kept)))
+    assert json.loads(answer)["rows"]
 
 
 def three_queries(text):

@@ -6,6 +6,7 @@ Every test has a schema of its own on a real server.
 import itertools
 import json
 import os
+import shutil
 import signal
 from contextlib import closing
 from datetime import timedelta
@@ -32,6 +33,7 @@ from dpstream.privacy.ledger import ledger as ledgers
 from dpstream.privacy.ledger.charges import Cells, Charge
 from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.ledger.store import LedgerAddress, as_ledger_place
+from dpstream.privacy.state.journal import Journal
 from dpstream.privacy.state.run_directory import read_about
 from tests.golden.corpus import Golden, outcome, rows_text, run_options
 from tests.golden.queries import SINK_QUERY, in_utc, write_parquet
@@ -695,3 +697,71 @@ def test_a_move_that_is_killed_goes_on(tmp_path, uri, when, monkeypatch):
         assert moved.has(head)
         assert moved.replaces(identity)
         assert moved.charge("flu", charge(7))
+
+
+# And back
+
+
+def test_a_ledger_moves_back_to_a_file_and_its_runs_go_on(tmp_path, uri):
+    """From file to server to file: the same noise, no new charge; the server is refused."""
+    counts, book, back = np.arange(9).reshape(9, 1), tmp_path / "book", tmp_path / "back"
+    with uniform(tmp_path / "other", tmp_path / "whole", run_id=RUN) as whole:
+        expected = values(whole, counts)
+    with uniform(book, tmp_path / "state", run_id=RUN) as running:
+        published = values(running, counts[:3])
+    with closing(Ledger(book)) as ledger:
+        ledger.move_to(as_ledger_place(uri), **MOVED)
+    first, second = tmp_path / "state", tmp_path / "kept"
+    shutil.copytree(first, second)
+    with closing(Ledger(uri)) as ledger:
+        with pytest.raises(LedgerError, match="records of its own"):
+            ledger.move_to(book, **MOVED)  # the old file is there, and is fenced
+        ledger.move_to(back, **MOVED)
+        with pytest.raises(LedgerError, match=r"was moved to .*back"):
+            ledger.report()
+        ledger.move_to(back, **MOVED)  # done before: nothing is left to do
+        with pytest.raises(LedgerError, match=r"was moved to .* before"):
+            ledger.move_to(tmp_path / "elsewhere", **MOVED)
+    for end in (6, 9):
+        with uniform(back, first) as again:  # it knew of the first file alone
+            published = published[: again.steps_done]
+            published += values(again, counts[again.steps_done : end])
+
+    assert published == expected
+    with closing(Ledger(tmp_path / "other")) as other, closing(Ledger(back)) as moved:
+        assert moved.report()[0]["spent"] == other.report()[0]["spent"]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_move_back_that_is_killed_goes_on(tmp_path, uri, when, monkeypatch):
+    """The fence is durable before the file is made; what is folded comes along."""
+    monkeypatch.setattr(ledgers, "_WORTHWHILE", 1)
+    monkeypatch.setattr(ledgers, "_VERBATIM", timedelta())
+    there = opened(uri)
+    for step in range(6):
+        there.charge("flu", charge(step))
+    monkeypatch.setattr(PostgresLedger, "is_long", True)
+    there.compact()
+    there.charge("flu", charge(6))
+    head, spent, identity = there.head(), there.report(), there.identity()
+    whole, file = Journal.write_copy, tmp_path / "book"
+
+    def killed(*given, **named):
+        if when == "after":
+            whole(*given, **named)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Journal, "write_copy", killed)
+    with pytest.raises(KeyboardInterrupt):
+        there.move_to(file, **MOVED)
+    with pytest.raises(LedgerError, match="was moved to"):
+        there.charge("flu", charge(7))
+    monkeypatch.setattr(Journal, "write_copy", whole)
+    there.move_to(file, **MOVED)
+    with closing(Ledger(file)) as moved:
+        assert moved.report() == spent
+        assert moved.has(head)
+        assert moved.replaces(identity)
+        assert moved.charge("flu", charge(7))
+    with closing(Ledger(file)) as again:  # its head fits
+        assert again.charge("flu", charge(8))

@@ -39,14 +39,17 @@ from dpstream.engines.embedded.series_run import SeriesRun
 from dpstream.engines.embedded.step_rows import FileInput
 from dpstream.engines.query_run import EngineOptions
 from dpstream.errors import InvalidParameter
+from dpstream.group_by.cell_sums import CellSums
 from dpstream.group_by.flow import Flow, Publication
+from dpstream.group_by.groups import GroupBucket
 from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.query_spend import QuerySpend
 from dpstream.privacy.state import MemoryWindowKeys, Secret
 from dpstream.query.noise_plan import NoisePlan, plan_query
 from dpstream.query.query import Query
+from dpstream.query.schedule import DueRelease
 from dpstream.query.series_query import SeriesQuery
-from dpstream.records import Integers, Reals, Source
+from dpstream.records import Integers, Reals, Source, Words
 from dpstream.rows.row_reader import RowReader
 from dpstream.sql_compiler import sql
 
@@ -203,6 +206,50 @@ class QueryRuns:
                 shown.append(values_by_run(looked, [name], runs=places, groups=width))
         rows = [np.concatenate(by_place[place], axis=1) for place in sorted(by_place)]
         return np.concatenate(rows[:runs] if windows else rows)
+
+
+class NodesShown(Flow):
+    """Publishes, besides a quantile, the noisy sums of all nodes on the way to the leaf of 4.
+
+    The proof lets all of them be shown. A unit whose values are all 4 moves each of them by its
+    rows, so their sum, each with the sign of that move, is what tells most of it.
+    """
+
+    def new_groups(self) -> GroupBucket:
+        """Cells that remember what was drawn."""
+        bucket = super().new_groups()
+        bucket.cells = [_SeenNodes(cells) for cells in self.query.cells]
+        return bucket
+
+    def _table(self, step: int, due: DueRelease, noisy: Any, totals: tuple[int, ...]) -> pa.Table:
+        table = super()._table(step, due, noisy, totals)
+        (bucket,), (shown,) = self.groups(due.window), noisy
+        of_path = np.empty(len(shown.ids))
+        (nodes,) = bucket.cells
+        assert isinstance(nodes, _SeenNodes)
+        of_path[self._orders[due.window].places[0]] = nodes.on_path
+        return table.append_column("on_path", pa.array(of_path))
+
+
+class _SeenNodes(CellSums):
+    on_path: Any = 0.0
+
+    def noisy(self, level: int, groups: Words, nodes: Integers, *place: Any) -> Integers:
+        """The same, for the nodes of the path too."""
+        leaf, depth = int(self.cells.on_grid(np.array([4.0]))[0]), self.cells.depth
+        first = np.flatnonzero((groups[1:] != groups[:-1]).any(axis=1)) + 1
+        every = groups[np.append(0, first)] if len(groups) else groups
+        path = np.full(len(every), (1 << level) + (leaf >> (depth - level)))
+        both = np.concatenate([groups, every]), np.concatenate([nodes, path])
+        drawn = super().noisy(level, *both, *place)
+        sign = 1 - 2 * (leaf >> (depth - level - 1) & 1)
+        self.on_path = (self.on_path if level else 0.0) + sign * drawn[len(nodes) :]
+        return drawn[: len(nodes)]
+
+
+def nodes_on_path(table: pa.Table) -> dict[str, Reals]:
+    """What `NodesShown` publishes."""
+    return {"on_path": table["on_path"].to_numpy()}
 
 
 def key_bytes(table: pa.Table) -> dict[str, Reals]:

@@ -19,6 +19,7 @@ from dpstream.audit.controls.broken_engine import (
     BoundsOffByOne,
     ColumnTypeFromData,
     KeyAsSpelled,
+    LevelsChargedOnce,
     NetClamp,
     NoiseBelowReach,
     NoiseForOneDroppedRow,
@@ -36,16 +37,19 @@ from dpstream.audit.query_samplers import (
     SPELLINGS,
     STEPS,
     WINDOWS,
+    NodesShown,
     Place,
     QueryRuns,
     SeriesRuns,
     column_types,
     json_source,
     key_bytes,
+    nodes_on_path,
     unit_pair,
 )
 from dpstream.audit.targets import Catalogue, Maker, Pair, by_name, target
 from dpstream.query.aggregates import Avg, Count, CountDistinct, CountUnits, Sum
+from dpstream.query.quantiles import Quantile
 from dpstream.query.query import Query
 from dpstream.query.windows import Cumulate, Hop, Tumble
 
@@ -194,6 +198,17 @@ SWINGING = unit_pair(
     "a unit with a row in every step, up and down in turn",
     unit=tuple((0, step) for step in range(24)),
 )
+_NODES: dict[str, Any] = {
+    "aggregates": (
+        Quantile("q", column="x", q=0.5, contribution_bounds_per_row=(0, 8), leaves=16),
+    ),
+    "flow": NodesShown,
+    "looks": nodes_on_path,
+    "groups": 1,
+    "max_groups_contributed": 1,
+    "max_rows_per_group": 2,
+    "public_groups": range,
+}
 
 
 def query_targets() -> Catalogue:
@@ -242,6 +257,9 @@ def query_targets() -> Catalogue:
             max_groups_contributed=1,
             max_rows_per_group=2,
             public_groups=range,
+        ),
+        latched_quantile=_group_by(
+            ": a quantile, and all nodes of its tree that the unit moves.", again=True, **_NODES
         ),
         latched_hop=_group_by(
             ", overlapping windows: a row is in two of them.",
@@ -331,6 +349,12 @@ def query_controls() -> Catalogue:
             every=None,
             public_groups=lambda runs: range(2 * runs),
             max_groups_contributed=4,
+        ),
+        levels_charged_once=_control(
+            "A quantile's levels, each with the budget of all of them.",
+            _rows_of_unit((0, 0), (0, 1), others=((0, 0, 40),)),
+            plan=LevelsChargedOnce,
+            **_NODES,
         ),
         keys_only_when_touched=_control(
             "A key is published only where it has new rows.",

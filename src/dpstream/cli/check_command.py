@@ -6,6 +6,7 @@ All figures are exact, so they are for the operator alone.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -27,12 +28,15 @@ from dpstream.errors import InvalidInput, InvalidParameter
 from dpstream.explanation import explain
 from dpstream.explanation.plan_facts import noise_in_words
 from dpstream.privacy.ledger.charges import Terms
+from dpstream.privacy.ledger.ledger import Ledger
+from dpstream.query.book_periods import held_places
 from dpstream.query.noise_plan import plan_query
 from dpstream.query.query import Query
+from dpstream.query.windows import iso
 from dpstream.session import Feed, with_tables
 from dpstream.session.budget import AnyQuery
 from dpstream.session.first_rows import RowSample
-from dpstream.session.pipeline import load_pipeline
+from dpstream.session.pipeline import Pipeline, PipelineBook, load_pipeline
 from dpstream.session.start import UnitedFeeds, look, would_fit
 
 _MANY = 0.5  # of the rows; where more cannot be used something is wrong with the query
@@ -49,6 +53,8 @@ class Subject:
     refused: str = ""
     """Why its book would refuse it."""
     charged: bool = False
+    held: str = ""
+    """A place in its book that is held for it, in words."""
     terms: Terms | None = None
     """Of its book, as far as they are known."""
 
@@ -132,7 +138,9 @@ def _of_pipeline(path: Path, name: str | None) -> list[Subject]:
             dataset=book.dataset,
             terms=book.terms(),
             analysts=pipeline.analysts,
+            held=pipeline.changes.held,
         )
+        held = _held(pipeline, book)
         subjects += [
             Subject(
                 query=query,
@@ -142,11 +150,28 @@ def _of_pipeline(path: Path, name: str | None) -> list[Subject]:
                 dataset=book.dataset,
                 refused=refused,
                 charged=query.name in charged,
+                held=held.get(query.name, ""),
             )
             for query in book.queries
             if name in (None, query.name)
         ]
     return subjects
+
+
+def _held(pipeline: Pipeline, book: PipelineBook) -> dict[str, str]:
+    """In words, by query: places in the book that are held for it, or for what comes after it."""
+    if not book.ledger.exists():
+        return {}
+    with closing(Ledger(book.ledger)) as ledger:
+        known = [each for each in ledger.report() if each["dataset"] == book.dataset]
+    held = {
+        line["query"]: f"its place in the book is held: {line['query']!r} begins {iso(at)}"
+        for each in known
+        for line in each["spent_on"]
+        if (at := held_places(each).get(line["run"])) is not None
+    }
+    after = {name: held.get(one.successor or "") for name, one in pipeline.changes.endings.items()}
+    return held | {name: words for name, words in after.items() if words}
 
 
 def _report(subject: Subject, rows: int) -> dict[str, Any]:
@@ -164,6 +189,8 @@ def _report(subject: Subject, rows: int) -> dict[str, Any]:
         _judge(place, sample, problems, remarks)
     if subject.refused:
         problems.append(subject.refused)
+    if subject.held:
+        remarks.append(subject.held)
     plan = explain(query)
     return {
         "problems": problems,

@@ -31,7 +31,7 @@ from dpstream.privacy.ledger.refusals import (
     spent_and_left,
 )
 from dpstream.privacy.ledger.store import LedgerAddress, LedgerPlace, as_ledger_place
-from dpstream.query.book_periods import book_ticks, loss_over
+from dpstream.query.book_periods import book_ticks, held_places, loss_over
 from dpstream.query.windows import duration, in_words, iso
 from dpstream.session.pipeline import load_pipeline
 
@@ -238,24 +238,30 @@ def repair(
 
 @app.command("move", epilog="Example: dpstream ledger move book postgresql://ana@db/books ...")
 def move(
-    place: Annotated[Path, Argument(metavar="FROM", help="The ledger file.")],
+    place: Annotated[
+        LedgerPlace, Argument(metavar="FROM", help="The ledger.", parser=as_ledger_place)
+    ],
     to: Annotated[
         LedgerPlace,
-        Argument(metavar="TO", help="postgresql://user@host/database", parser=as_ledger_place),
+        Argument(
+            metavar="TO", help=f"Where it will be: {_HELP}; one of both.", parser=as_ledger_place
+        ),
     ],
     because: Because,
     who: Who = None,
     as_json: AsJson = False,
 ) -> None:
-    """Move a ledger file to PostgreSQL; the file is not charged any more, whoever still has it.
+    """Move a ledger file to PostgreSQL, or back; the old one is not charged any more.
 
     Every record comes along, so runs go on at no new charge once the pipeline file, or --ledger,
     names the new place. Killed half-way nothing can be charged; the same command goes on.
     """
-    if not isinstance(to, LedgerAddress):
+    if isinstance(to, LedgerAddress) == isinstance(place, LedgerAddress):
+        both = "two servers" if isinstance(to, LedgerAddress) else "two files"
         raise InvalidParameter(
-            f"TO must be a server, postgresql://user@host/database; got {to}; a file is moved with "
-            "mv, together with its .head, and dpstream state adopt"
+            f"one of FROM and TO must be a server, postgresql://user@host/database; got {both}; a "
+            "file is moved with mv, together with its .head, and dpstream state adopt; from one "
+            "server to another a ledger goes by way of a file"
         )
     if not place.is_file():
         raise LedgerError(f"there is no ledger at {place}")
@@ -267,7 +273,7 @@ def move(
         print_json({"moved": str(place), "to": str(to), "datasets": books})
         return
     print(f"{place} is now {to}, with the books of {', '.join(books) or 'nobody'}")
-    note(f"name {to} in the pipeline file ([budget] ledger) and with --ledger; keep the old file")
+    note(f"name {to} in the pipeline file ([budget] ledger) and with --ledger; keep the old one")
 
 
 @app.command("grow", epilog="Example: dpstream ledger grow book --epsilon 4 --because 'agreed'")
@@ -523,7 +529,10 @@ def books_with_dates(book_file: Ledger) -> list[dict[str, Any]]:
         }
         if people := _people(book, terms):
             book["people"] = people
+        held = held_places(book)
         for line in book["spent_on"]:
+            if line["run"] in held:
+                line["begins"] = iso(held[line["run"]])
             at = times.get((book["dataset"], line["run"], line["query"], line["purpose"]), [""])
             line["first_at"], line["last_at"] = at[0], at[-1]
             ended = book_file.known(line["run"]).ended
@@ -575,6 +584,10 @@ def print_books(console: Console, books: list[dict[str, Any]]) -> None:
             print_whole(console, _principals(book, terms))
         if book["spent_on"]:
             print_whole(console, _spent_on(book["spent_on"]))
+        for line in book["spent_on"]:
+            if "begins" in line:
+                words = f"the place of {line['query']!r} ({line['run'][:8]}) is held: it begins "
+                console.print(f"{words}{line['begins']}", soft_wrap=True)
         console.print()
 
 
@@ -688,6 +701,11 @@ def _about_run(record: dict[str, Any], terms: Terms | None) -> tuple[str, str]:
         return "has come so far", str(record["reached"])
     if "minted" in record:
         return f"has had {record['minted']} window keys; {record['final']} are erased", ""
+    if "until" in record:
+        ticks, last = None if terms is None else book_ticks(terms), record["until"]
+        which = last if ticks is None or last is None else f"of {iso(ticks.at(last))}"
+        words = "is to end with no period" if last is None else f"is to end with the period {which}"
+        return f"{words}, by {record['who']}: {record['because']}", ""
     if "voided" in record:
         return f"had its charge given back by {record.get('who')}: {record['voided']}", ""
     if "erasure" in record:
@@ -725,13 +743,17 @@ def _entry(record: dict[str, Any], terms: dict[str, Terms]) -> tuple[str, str, s
         return at, dataset, f"run {run} has told what floats may lose", "", ""
     if "fingerprint" in record:
         by = f" by {record['analyst']}" if "analyst" in record else ""
-        return at, dataset, f"run {record['run'][:8]} started{by}", "", ""
+        held = record["fingerprint"].startswith("holds the place")
+        did = record["fingerprint"] if held else "started"
+        return at, dataset, f"run {record['run'][:8]} {did}{by}", "", ""
     if is_about_run(record):
         what, steps = _about_run(record, terms.get(dataset))
         return at, dataset, f"run {record['run'][:8]} {what}", "", steps
     if "peak" in record:
         return at, dataset, "moved here from memory", "", ""
     what = f"{record['query'] or 'run'} {record['run'][:8]}: {record['purpose']}"
+    if "instead_of" in record:
+        what += f" (instead of run {record['instead_of'][:8]}, whose place it held)"
     if record.get("kind", "cells") != "cells":
         what += f" ({record['kind']})"
     last = record["step"] + record.get("repeat", 1) - 1

@@ -37,6 +37,7 @@ from dpstream.query.noise_plan import NoisePlan, plan_query
 from dpstream.query.query import Query
 from dpstream.query.series_query import SeriesQuery
 from dpstream.query.windows import duration
+from dpstream.session.budget import free_place
 from dpstream.session.pipeline import Pipeline, PipelineBook
 
 _COLUMNS = 12  # points in time that are shown
@@ -303,6 +304,7 @@ def _plan_users(
     for number, (name, plan) in enumerate([*plans.items()]):
         states[name] = "charged" if name in charged else "fits"
         if name not in charged:
+            free_place(copy, dataset, pipeline.changes.held.get(name, ""))
             spend = _spend(copy, dataset, plan, number, pipeline.analysts.get(name, ""))
             try:
                 plan.pay(spend, "plan")

@@ -119,6 +119,8 @@ def _without_place(release: pa.Table) -> pa.Table:
 
 
 def _figure(value: Any, spread: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(_figure(*pair) for pair in zip(value, spread, strict=True))
     if value is None or value != value:
         return ""
     if spread is None or spread != spread:

@@ -36,6 +36,7 @@ from dpstream.serve.access import load_token
 from dpstream.serve.metrics import metrics_address, run_samples, serve_metrics
 from dpstream.session import Runs
 from dpstream.session.pipeline import Pipeline, load_pipeline
+from dpstream.session.retention import Upkeep
 from dpstream.session.start_pipeline import (
     check_reload,
     is_to_change,
@@ -270,7 +271,8 @@ def _erase_unit(pipeline: Pipeline, unit: str) -> None:
 
 def _publish(pipeline: Pipeline, runs: Runs, stopper: Stopper, *, once: bool) -> int:
     """Publish until the end, a signal, or (once) the first trigger from now on."""
-    began, count = stopper.now(), 0
+    began, count, upkeep = stopper.now(), 0, Upkeep(pipeline)
+    upkeep()
     watching = _stop_after_trigger(runs, began) if once else nullcontext()
     try:
         with stopper.stop_on_signals(), watching, progress([*runs.runs.values()]) as draw:
@@ -284,6 +286,7 @@ def _publish(pipeline: Pipeline, runs: Runs, stopper: Stopper, *, once: bool) ->
                 elif "-" not in pipeline.sinks and not logs_lines():
                     print(in_words(release, zone), flush=True)
                 draw()
+                upkeep()
                 at = about(release)["trigger_time"]
                 live = pipeline.feeds[name].live
                 if once and (not live or instant(at, "trigger_time", "UTC") >= began):
@@ -291,7 +294,8 @@ def _publish(pipeline: Pipeline, runs: Runs, stopper: Stopper, *, once: bool) ->
                 if stopper.signals or (not once and is_to_change(pipeline, runs)):
                     runs.stop()
     except Exception as problem:
-        if len(runs.failures) == len(runs.runs) or problem not in runs.failures.values():
+        alone = len(runs.failures) == len(runs.runs) and not is_to_change(pipeline, runs)
+        if alone or problem not in runs.failures.values():
             raise  # of others it was told when they failed
     finally:
         runs.close()

@@ -413,7 +413,7 @@ def collect_garbage(
     if pipeline is not None:
         found += collect_by_age(pipeline, remove=yes)
         found += collect_served(store_folder(pipeline), pipeline.retention.get("served"), yes)
-    found = [one for one in found if one.files or one.what == "in use"]
+    found = [one for one in dict.fromkeys(found) if one.files or one.what == "in use"]
     total = sum(one.bytes for one in found)
     if as_json:
         listed = [asdict(one) | {"where": str(one.where)} for one in found]

@@ -28,7 +28,6 @@ from dpstream.session.budget import AnyQuery
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _OPERATOR_ONLY = "operator only, not private"
-_SOON = 3_600_000_000  # microseconds
 Books = Ledger | LedgerPlace
 """A ledger, or the place of one that may not be there yet."""
 
@@ -125,11 +124,11 @@ def tell_beginnings(runs: Iterable[Run]) -> None:
         if run.beginning.notice:
             note(run.beginning.notice)
         due = run.next_trigger
-        if run.live and due is not None and due - run.clock.now() > _SOON:
-            note(
-                f"{run.query.name!r} is charged with its first trigger, {iso(due)}: until then its "
-                "place in the book is not held"
-            )
+        if due is not None and run.begins_later:
+            held = "its place in the book is held from now on"
+            if run.folder is None:
+                held = "until then its place in the book is not held: it has no state directory"
+            note(f"the first trigger of {run.query.name!r} is {iso(due)}; {held}")
 
 
 def tell_operator(runs: list[Run], places: dict[str, Path | None]) -> None:

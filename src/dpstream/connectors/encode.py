@@ -31,9 +31,11 @@ def parquet(table: pa.Table) -> bytes:
 
 
 def csv(table: pa.Table) -> bytes:
-    """CSV with a header; times in ISO 8601, bytes in hexadecimal, a null is an empty field."""
+    """CSV with a header; times in ISO 8601, bytes in hexadecimal, lists as JSON, a null is an empty
+    field."""
     file = io.BytesIO()
     columns = [hexadecimal(simple_column(column)) for column in table.combine_chunks().columns]
+    columns = [_json(each) if pa.types.is_list(each.type) else each for each in columns]
     options = pyarrow.csv.WriteOptions(quoting_header="needed")
     texts = pa.table(columns, names=table.column_names)
     pyarrow.csv.write_csv(texts, file, write_options=options)
@@ -69,7 +71,7 @@ def _json(column: pa.ChunkedArray) -> pa.ChunkedArray:
     elif pa.types.is_string(kind):
         text = _quoted(column)
     else:
-        encode = partial(json.dumps, ensure_ascii=False, default=str)
+        encode = partial(json.dumps, ensure_ascii=False, default=str)  # a list, too
         text = pa.chunked_array([pa.array(map(encode, column.to_pylist()), pa.string())])
     return pc.fill_null(text, "null")
 
@@ -122,11 +124,16 @@ def run_of(table: pa.Table) -> str:
     return str(release_facts(table).get("run", ""))
 
 
-def another_run(place: object, query: str) -> StateError:
-    """A sink that holds another run's releases would take the new ones for old, and lose them."""
+def another_run(place: object, query: str, *, files: str = "") -> StateError:
+    """A sink that holds another run's releases would take the new ones for old, and lose them.
+
+    `files`: what to move away, where the sink knows that.
+    """
     return StateError(
-        f"{place} holds releases of {query!r} from another run; use another sink, or remove them "
-        "(a run that takes over from another begins its windows anew, and needs a place of its own)"
+        f"{place} holds releases of {query!r} from another run; use another sink: a run that "
+        "begins, or takes over from another, numbers its windows anew; name a new place ([sink] to "
+        "= ... in the pipeline file, --sink), and the old releases stay where they are; or move "
+        f"{files or f'all releases of {query!r}'} away, and start again"
     )
 
 

@@ -102,6 +102,7 @@ class Releases(Sequence[pa.Table]):
     def _aggregate(self, column: str | None) -> str:
         names: list[str] = self.table.column_names
         known = [name for name in names if f"{name}_stddev" in names]
+        known = [name for name in known if not pa.types.is_list(self.table.schema.field(name).type)]
         if column is None and known:
             return known[0]
         kind = self.table.schema.field(column).type if column in names else pa.null()

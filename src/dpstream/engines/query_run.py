@@ -20,7 +20,7 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Generator, Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from inspect import GEN_RUNNING, getgeneratorstate
@@ -71,6 +71,7 @@ from dpstream.rows.row_reader import RowReader, rows_of_unit
 AnyQuery = Query | SeriesQuery
 Tables = Generator[pa.Table, None, None]
 _LOG = logging.getLogger("dpstream.release")
+_SOON = 60_000_000  # microseconds: what begins by then is charged with its first rows
 _LOGGED = ("query", "release_index", "releases", "window_start", "window_end", "trigger_time")
 
 
@@ -98,6 +99,8 @@ class EngineOptions:
     """A live run ends after so many of its windows: it is to be changed, or to go."""
     now: int | None = None
     """A run that begins does so as if it were this time: where an earlier one has ended."""
+    instead_of: str = ""
+    """A run of the ledger that holds the place of one that begins (`dpstream apply`)."""
     run_id: bytes | None = None
     """For tests alone: runs that share it and their secret share their noise."""
 
@@ -357,6 +360,8 @@ class QueryRun(Run):
     _reader: RowReader = field(init=False)
     _windows: OpenWindows = field(init=False)
     _spend: QuerySpend | None = field(init=False, default=None)
+    _paid: QuerySpend | None = field(init=False, default=None)
+    """Of a run whose place is held: it draws after its first rows, as every run."""
 
     def __post_init__(self) -> None:
         kept = None if self.folder is None else read_about(self.folder, kind=KIND)
@@ -401,6 +406,7 @@ class QueryRun(Run):
                     self._admit()  # refuse early what will not fit
                 self._open(undo)
                 yield None
+                self._hold_place()
                 yield from self._publish_steps()
             except (BudgetExceeded, LedgerError, InvalidInput, InvalidParameter):
                 if directory is not None and not self.steps_done:
@@ -416,7 +422,12 @@ class QueryRun(Run):
         """Every step from where the run stands."""
 
     def _withdraw(self, directory: RunDirectory) -> None:
-        """Take back what this start has made, if nothing was drawn."""
+        """Take back what this start has made, if nothing was drawn: a charge, too."""
+        if self._paid is not None and directory.unused:
+            run, who = self._storage.run.hex(), self.beginning.who
+            with suppress(LedgerError):
+                because = "it was refused before it began"
+                self._storage.ledger.void(self.dataset, run, because=because, who=who)
         directory.withdraw()
 
     def _open_storage(self) -> None:
@@ -484,6 +495,22 @@ class QueryRun(Run):
         terms = self.plan.terms(ledger.terms(self.dataset))
         ledger.admit(self.dataset, terms, f"query {self.query.name!r}")
 
+    @property
+    def begins_later(self) -> bool:
+        """Is its first trigger still to be waited for?"""
+        due = None if self.steps_done else self.next_trigger
+        return self.live and due is not None and due - self.clock.now() > _SOON
+
+    def _hold_place(self) -> None:
+        """Charge a run that is kept, and whose first trigger lies ahead, when it is accepted.
+
+        Otherwise another query could take its place in the book meanwhile. One that never begins a
+        step is given back (`dpstream ledger void`).
+        """
+        if self.begins_later and self._storage.directory is not None:
+            fence(self.sink, self.query.name, self._storage.run_tag)
+            self._paid = self._pay()
+
     def _charge(self) -> QuerySpend:
         """Charge the run, after its first rows: a source that cannot be read costs nothing."""
         if self._spend is None:
@@ -493,7 +520,7 @@ class QueryRun(Run):
             directory = self._storage.directory
             if directory is None or directory.log.last < 0:  # nothing is charged or drawn yet
                 check_schema(self.sink, self.query.name, schema)
-            self._spend = self._pay()
+            self._spend = self._paid or self._pay()
         return self._spend
 
     def _pay(self) -> QuerySpend:
@@ -517,7 +544,8 @@ class QueryRun(Run):
             keys=storage.keys,
         )
         try:
-            self.plan.pay(spend, hashlib.sha256(fingerprint.encode()).hexdigest())
+            digest = hashlib.sha256(fingerprint.encode()).hexdigest()
+            self.plan.pay(spend, digest, instead_of=self.options.instead_of)
         except BudgetExceeded as problem:
             if not self.beginning.takes_over:
                 raise

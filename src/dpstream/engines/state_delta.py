@@ -24,7 +24,7 @@ Watermarks = dict[str, Any]
 """How much of an owner's tables a snapshot has: rows in use."""
 STAGES = ("units", "groups")
 """What has state: bounding, by unit, and all that comes after it, by group."""
-_UNSEEN = (0, 0, 0, ())  # rows of a group bucket's table, active groups, members and values
+_UNSEEN = (0, 0, 0, (), ())  # rows of a group bucket's table, active groups, members; values; cells
 _GROWTH = 2  # files that hold this many times what there is are written anew
 _SMALL = 1 << 20  # bytes; waste below is left alone
 
@@ -70,9 +70,7 @@ def restore(
             for table, rows in zip(tables, delta[name], strict=True):
                 table.apply(rows)
     if "groups" in stages and owner[0] == "window":
-        flow.state.windows.setdefault(
-            owner[1], [GroupBucket(flow.query.measures) for _ in range(flow.buckets)]
-        )
+        flow.state.windows.setdefault(owner[1], [flow.new_groups() for _ in range(flow.buckets)])
         for bucket, group in zip(_group_buckets(flow, owner[1]), delta["groups"], strict=True):
             _restore_group(bucket, group)
     return _watermarks(flow, owner, stages)
@@ -102,6 +100,7 @@ def _watermarks(flow: Flow, owner: Owner, stages: Sequence[str]) -> Watermarks:
                 len(b.active),
                 0 if b.members is None else b.members.used,
                 tuple(values.used for values in b.values),
+                tuple(cells.table.used for cells in b.cells),
             )
             for b in _group_buckets(flow, owner[1])
         ]
@@ -135,30 +134,42 @@ def _group_buckets(flow: Flow, window: int) -> list[GroupBucket]:
 
 
 def _group(
-    bucket: GroupBucket, rows: int, active: int, members: int, values: tuple[int, ...]
+    bucket: GroupBucket,
+    rows: int,
+    active: int,
+    members: int,
+    values: Sequence[int],
+    cells: Sequence[int],
 ) -> dict[str, Any]:
     shown, known = bucket.shown, bucket.members
-    since = values or (0,) * len(bucket.values)
-    more = {"values": [v.delta(n) for v, n in zip(bucket.values, since, strict=True)]}
-    return (more if bucket.values else {}) | {
-        "table": bucket.table.delta(rows),
-        "members": None if known is None else known.delta(members),
-        "round": bucket.round.copy(),
-        "active since": active,
-        "active": bucket.active[active:].copy(),
-        "keys": _keys_since(bucket, active),
-        "joined": bucket.joined,
-        "noise": None if bucket.noise is None else bucket.noise.state.copy(),
-        "noise step": None if bucket.noise is None else bucket.noise.step,
-        "shown": shown.active.copy(),
-        "shown since": shown.since.copy(),
-        "shown noise": [noise.state.copy() for noise in shown.noise],
-        "published": None if shown.published is None else shown.published.copy(),
-    }
+    of_values = [each.delta(values[n] if values else 0) for n, each in enumerate(bucket.values)]
+    of_cells = [each.delta(cells[n] if cells else 0) for n, each in enumerate(bucket.cells)]
+    more = {"values": of_values} if of_values else {}
+    return (
+        more
+        | ({"cells": of_cells} if of_cells else {})
+        | {
+            "table": bucket.table.delta(rows),
+            "members": None if known is None else known.delta(members),
+            "round": bucket.round.copy(),
+            "active since": active,
+            "active": bucket.active[active:].copy(),
+            "keys": _keys_since(bucket, active),
+            "joined": bucket.joined,
+            "noise": None if bucket.noise is None else bucket.noise.state.copy(),
+            "noise step": None if bucket.noise is None else bucket.noise.step,
+            "shown": shown.active.copy(),
+            "shown since": shown.since.copy(),
+            "shown noise": [noise.state.copy() for noise in shown.noise],
+            "published": None if shown.published is None else shown.published.copy(),
+        }
+    )
 
 
 def _restore_group(bucket: GroupBucket, part: dict[str, Any]) -> None:
     bucket.table.apply(part["table"])
+    for cells, delta in zip(bucket.cells, part.get("cells", ()), strict=True):
+        cells.apply(delta)
     if part["members"] is not None:
         bucket.members = bucket.members or HashTable(1)
         bucket.members.apply(part["members"])

@@ -14,9 +14,10 @@ from dpstream.group_by.release_table import release_schema, series_schema
 from dpstream.mechanisms import name_of
 from dpstream.mechanisms.runner import Runner
 from dpstream.privacy.amounts import show
-from dpstream.query.aggregates import Measure
-from dpstream.query.noise_plan import NoisePlan, plan_query
+from dpstream.query.aggregates import Measure, OfCells
+from dpstream.query.noise_plan import NoisePlan, WindowPlan, plan_query
 from dpstream.query.public_tables import Joining
+from dpstream.query.quantiles import Cells, Level, Quantile
 from dpstream.query.query import Query
 from dpstream.query.row_spec import Finish, RowSpec
 from dpstream.query.series_query import SeriesQuery
@@ -245,12 +246,19 @@ def _series_unit(query: SeriesQuery) -> str:
 
 def measure_name(measure: Measure) -> str:
     """What noise is put on, in words."""
+    if isinstance(measure, Level):
+        cells, count = measure.cells, len(measure.cells.levels)
+        if not cells.haar:
+            return f"{cells.leaves} bins of {cells.column}"
+        return f"{count} levels of {cells.column} ({cells.leaves} leaves)"
     if not measure.column:
         return _KINDS.get(measure.kind, measure.kind)
     if measure.kind == "distinct":
         return f"distinct values of {measure.column}"
     if measure.kind == "clamped":
         return f"{'average' if measure.of_unit == 'mean' else 'sum'} of {measure.column} per unit"
+    if measure.power == 0:
+        return f"values of {measure.column}"
     if measure.kind != "value":
         return f"sum of {measure.column} of rows that are {measure.kind}"
     return f"sum of {measure.column}{' (squared distances)' if measure.power == 2 else ''}"
@@ -259,6 +267,10 @@ def measure_name(measure: Measure) -> str:
 def _measures(plan: NoisePlan) -> list[dict[str, Any]]:
     measures, total = [], plan.calibrated.mu_squared
     for measure, change, share in zip(plan.columns, plan.sensitivities, plan.shares, strict=True):
+        if isinstance(measure, Level):  # all of a column at once
+            if measure.level:
+                continue
+            share *= len(measure.cells.levels)
         value = float(change * measure.quantum)
         measures.append(
             {
@@ -323,6 +335,9 @@ def _derivation(measure: Measure, query: Query, value: float) -> str:
         begin = "" if largest == 1 else f"at most {largest:g} per row, "
         times = "" if largest == 1 else f"{largest:g} * "
         return f"{begin}{most} rows, all in one window: {times}sqrt({most**2}) = {value:.4g}"
+    if isinstance(measure, Level):
+        begin = "a row moves one node of each level by 1" if measure.signed else "a row is in a bin"
+        return f"{begin}; all rows of a unit in one: {value:.4g}"
     rows, each = bounds.rows, bounds.rows_per_group
     full, rest = divmod(min(rows, each * bounds.groups), each)
     how = (
@@ -340,6 +355,9 @@ def _columns(plan: NoisePlan, releases: int) -> list[dict[str, Any]]:
     query, window = plan.query, plan.window(releases)
     columns: list[dict[str, Any]] = []
     for aggregate in query.aggregates:
+        if isinstance(aggregate, OfCells):
+            columns.append(_cells_noise(aggregate, plan, window, releases))
+            continue
         if aggregate.error_bar == "with_release":
             note = "each release says its own error bar, which depends on what it is made of"
             columns.append({"column": aggregate.name, "first": None, "last": None, "note": note})
@@ -364,6 +382,36 @@ def _columns(plan: NoisePlan, releases: int) -> list[dict[str, Any]]:
             }
         )
     return columns
+
+
+def _cells_noise(
+    aggregate: OfCells, plan: NoisePlan, window: WindowPlan, releases: int
+) -> dict[str, Any]:
+    """The noise of a quantile in ranks, at the edge where it is largest; that of each bin."""
+    query, column = plan.query, {"column": aggregate.name}
+    first = next(n for n, each in enumerate(query.levels) if each.cells == aggregate.cells)
+    first += len(query.measures)
+    if not isinstance(aggregate, Quantile):
+        spread = window.stddevs[first]
+        ends = {"first": float(spread[0]), "last": float(spread[-1]), "most": float(max(spread))}
+        return column | ends | {"note": " in each bin"}
+    cells = aggregate.cells
+    weights = cells.rank_weights[1:]
+    of_rows = window.stddevs[query.measures.index(aggregate.rows)]
+    levels = window.stddevs[first : first + cells.depth]
+    ranks = np.sqrt(weights.mean(axis=0) @ levels**2 + (of_rows / 4) ** 2)
+    extremes = {share for share in aggregate.shares if share in (0, 1)}
+    told = {0: "the smallest value", 1: "the largest value"}
+    note = (
+        f"about {ranks[0]:.3g} ranks at the first release of a window, {ranks[-1]:.3g} at the last "
+        f"(rows of the group below the value); read off {cells.depth} noisy levels, one node of "
+        "each, since it is published at every release; error bar and interval by rank, in units "
+        "of the value, in each release"
+    )
+    if extremes:
+        named = " and ".join(told[int(share)] for share in sorted(extremes))
+        note += f"; {named} by rank: two standard deviations inside, so not that of a single row"
+    return column | {"first": None, "last": None, "note": note, "ranks": float(ranks[-1])}
 
 
 def _series_noise(query: SeriesQuery, bins: int) -> dict[str, Any]:
@@ -476,6 +524,8 @@ def _memory(query: Query, width: int) -> dict[str, Any]:
     group = row_bytes(measures + query.in_rounds)[0]
     noise = _ID + _WORD * width
     shown = group + measures * noise + 4 * _WORD + _WORD * measures * (query.min_change is not None)
+    cells = [_cell_bytes(each, query, noise) for each in query.cells]
+    shown += sum(least for least, _ in cells)
     fixed = _QUERY_BYTES + tables * LARGE_TABLE // 2
     million = unit + pair * bounds.groups  # bytes each, so megabytes for a million
     lasts = "for ever" if query.privacy_unit_period == "forever" else "until its period is final"
@@ -486,10 +536,12 @@ def _memory(query: Query, width: int) -> dict[str, Any]:
         most = sum(int(m.largest) for m in query.unit_measures if m.kind == "distinct")
         million += value * most * bounds.groups
         pairs += f"{value:.0f} per (unit, group, value) and per (group, value) counted, "
+    most_cells = sum(most for _, most in cells)
+    leaves = f" (up to {most_cells / 1e3:,.0f} kB where its cells are all in use)" if cells else ""
     words = (
         f"about {fixed / 1e6:.1f} MB for the query, {unit:.0f} bytes per unit{lost}, kept "
         f"{lasts}, and until its window is final {pairs}{group:.0f} per group, {shown:.0f} "
-        "and twice the key itself once it is shown; a million units that use all "
+        f"and twice the key itself once it is shown{leaves}; a million units that use all "
         f"their groups: {million:.0f} MB; rows that wait for their trigger come "
         "on top, about 80 bytes each"
     )
@@ -500,8 +552,19 @@ def _memory(query: Query, width: int) -> dict[str, Any]:
         **({"bytes_per_value": round(value)} if counted else {}),
         "bytes_per_group": round(group),
         "bytes_per_shown_group": round(shown),
+        **({"most_bytes_of_cells_per_group": round(most_cells)} if cells else {}),
         "words": words,
     }
+
+
+def _cell_bytes(cells: Cells, query: Query, noise: int) -> tuple[float, float]:
+    """What the cells of a group take once it is shown: (those of one release's walks, all)."""
+    node = row_bytes(2)[0] + noise + _WORD
+    if not cells.haar:
+        return cells.leaves * node, cells.leaves * node
+    walks = sum(a.found for a in query.aggregates if isinstance(a, OfCells) and a.cells == cells)
+    looked_at = sum(min(1 << level, walks) for level in range(cells.depth))
+    return looked_at * node, ((1 << cells.depth) - 1) * node
 
 
 def _schema(schema: pa.Schema, query: RowSpec) -> list[dict[str, str]]:

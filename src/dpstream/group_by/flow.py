@@ -23,6 +23,7 @@ import pyarrow as pa
 
 from dpstream.group_by.bias import Totals, count_totals
 from dpstream.group_by.bounding import KeepMask, UnitBucket
+from dpstream.group_by.cell_sums import CellSums, read_cells
 from dpstream.group_by.contributions import add_contributions
 from dpstream.group_by.groups import GroupBucket
 from dpstream.group_by.hash_tables import in_buckets
@@ -95,6 +96,7 @@ class Flow:
         """Begin with an empty state."""
         units = [UnitBucket(bounds=self.query.bounds) for _ in range(self.buckets)]
         self.state = QueryState(units=units)
+        self.tables.restore_earlier([])
         self._orders: dict[int, TableOrder] = {}
 
     # The path of a step.
@@ -221,14 +223,18 @@ class Flow:
         """Select keys and add noise: what each bucket publishes of a window."""
         plan, release, query = self._window_plan(due.window), due.release, self.query
         step = query.schedule.first_step(due.window) + release - 1
+        measures = len(query.measures)
 
         def perturb_bucket(bucket: GroupBucket, streams: list[NoiseStream]) -> NoisySums:
             if query.in_rounds:
                 return end_rounds(bucket, plan, release, step, streams, self._passes(due))
             noise, appearing = select_keys(bucket, plan, release, streams[0])
             # noise: of every active group's units; appearing: groups that pass the threshold now
-            noisy = perturb(bucket, plan, release, streams, noise, appearing)
+            noisy = perturb(bucket, plan, release, streams[:measures], noise, appearing)
             # noisy: all groups shown so far x measures, in grid steps
+            if query.cells:
+                noisy = read_cells(bucket.cells, query, plan, release, streams[measures:], noisy)
+                # noisy: the same x (measures, and what is read off noisy cells)
             if query.min_change is None or release == due.releases:
                 return noisy
             return thin_out(bucket, noisy, query.min_change * plan.stddevs[:, release - 1])
@@ -240,9 +246,9 @@ class Flow:
         )
 
     def _noise_streams(self, window: int, spend: NoiseStreams) -> list[list[NoiseStream]]:
-        """Where the noise of a window comes from: buckets x measures."""
+        """Where the noise of a window comes from: buckets x measures and levels of cells."""
         if window not in self._streams:
-            columns = [measure.name for measure in self.query.measures]
+            columns = [column.name for column in self.query.measures + self.query.levels]
             self._streams[window] = [
                 [spend.noise_stream(window=window, column=column, part=part) for column in columns]
                 for part in range(self.buckets)
@@ -287,13 +293,17 @@ class Flow:
     def groups(self, window: int) -> list[GroupBucket]:
         """The group buckets of a window; public groups are in them from the beginning."""
         if window not in self.state.windows:
-            buckets = [GroupBucket(self.query.measures) for _ in range(self.buckets)]
+            buckets = [self.new_groups() for _ in range(self.buckets)]
             if self.query.public_groups is not None:
                 ids, keys = self._public_groups()
                 for bucket, places in zip(buckets, in_buckets(ids, self.buckets), strict=True):
                     bucket.open(ids[places], keys.take(pa.array(places)))
             self.state.windows[window] = buckets
         return self.state.windows[window]
+
+    def new_groups(self) -> GroupBucket:
+        """A bucket without groups."""
+        return GroupBucket(self.query.measures, [CellSums(cells) for cells in self.query.cells])
 
     def _public_groups(self) -> tuple[Words, pa.Table]:
         """The public groups of this share."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,9 +18,13 @@ from dpstream.group_by.hash_tables import SLICE, HashTable
 from dpstream.query.aggregates import Measure
 from dpstream.records import Integers, Reals, Words
 
+if TYPE_CHECKING:
+    from dpstream.group_by.cell_sums import CellSums
+
 LARGEST_SUM = 1 << 61
 TOO_LARGE = "a sum left the integers of 61 bits; use a coarser quantum"
 _KINDS = ("units", "rows", "value", "round", "clamped", "distinct")
+_COLUMNS = {"value": 1, "clamped": 1, "distinct": 2}  # numbers of each row
 _FEW = 32  # tables of key columns before they are joined
 _ACTIVE = 1  # a group has been active, and its key columns are known
 
@@ -45,8 +49,9 @@ class GroupBucket:
     than the step at which it was last published.
     """
 
-    def __init__(self, measures: Sequence[Measure]) -> None:
+    def __init__(self, measures: Sequence[Measure], cells: Sequence[CellSums] = ()) -> None:
         self.codes = np.array([_KINDS.index(m.kind) for m in measures])
+        self.cells = list(cells)  # their leaves follow the values that are summed
         self.in_rounds = any(m.kind == "round" for m in measures)
         self.table = HashTable(len(measures) + self.in_rounds)
         self.members: HashTable | None = None  # units in groups, and the step of their last row
@@ -92,6 +97,10 @@ class GroupBucket:
                 raise StateError(TOO_LARGE)
             if count:
                 activated.append((became[:count].copy(), at[:count].copy()))
+        summed = sum(_COLUMNS.get(_KINDS[code], 0) for code in self.codes)
+        kept = places[keep_mask[places] & KEPT > 0] if self.cells else places
+        for number, cells in enumerate(self.cells):
+            cells.add(groups, values[:, summed + number], kept)
         if activated:
             active, named = (np.concatenate(parts) for parts in zip(*activated, strict=True))
             self._activate(active, keys.take(pa.array(named)))
@@ -122,7 +131,7 @@ class GroupBucket:
                 values[places, column] = 0
                 values[places[given[first[found >= before]]], column] = 1
                 number += 1
-            column += {"value": 1, "clamped": 1, "distinct": 2}.get(_KINDS[code], 0)
+            column += _COLUMNS.get(_KINDS[code], 0)
         return values
 
     def _new_in_round(
@@ -181,6 +190,7 @@ class GroupBucket:
         others = sum(n.ids.nbytes + n.state.nbytes for n in self.shown.noise)
         members = 0 if self.members is None else self.members.bytes
         members += sum(values.bytes for values in self.values)
+        members += sum(cells.bytes for cells in self.cells)
         return self.table.bytes + members + noise + others + sum(int(k.nbytes) for k in self.keys)
 
 

@@ -7,9 +7,10 @@ All of it is post-processing: nothing here has seen a row. `ReleaseTables` makes
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,10 +18,10 @@ import pyarrow as pa
 
 from dpstream.errors import StateError
 from dpstream.group_by.bias import Bias
-from dpstream.query.aggregates import Aggregate, Measure, Pair, Stddev, measures_by_name
+from dpstream.query.aggregates import Aggregate, Measure, OfCells, Pair, Stddev, measures_by_name
 from dpstream.query.column_types import Types
 from dpstream.query.noise_plan import USUAL_INTERVAL, NoisePlan
-from dpstream.query.row_spec import RowSpec
+from dpstream.query.row_spec import Earlier, LooksBack, RowSpec
 from dpstream.query.schedule import DueRelease
 from dpstream.query.series_query import SeriesQuery
 from dpstream.query.windows import iso
@@ -37,15 +38,22 @@ def answer_columns(
     deviations: float | None = None,
     bias: Bias | None = None,
     debias: bool = False,
+    cells: Mapping[str, tuple[Integers, float]] = MappingProxyType({}),
+    confidence: float | None = None,
 ) -> dict[str, Any]:
     """Named columns of a release: each aggregate, `<name>_stddev`, and an interval if asked for.
 
     `deviations`: half the width of a confidence interval, in standard deviations. `bias`: what
     bounding has dropped, where that is measured; with `debias` counts and sums make up for it.
+    `cells`: by aggregate what was read off its noisy cells, and the noise of their last level.
     """
     table: dict[str, Any] = {}
     measures = measures_by_name(aggregates, one_row=one_row)
     for aggregate in aggregates:
+        if isinstance(aggregate, OfCells):
+            read, stddev = cells[aggregate.name]
+            table |= aggregate.columns(read, stddev, confidence, nonnegative)
+            continue
         pairs = []
         for measure in measures[aggregate.name]:
             steps, stddev = noisy[measure]
@@ -92,6 +100,8 @@ class ReleaseTables:
     types: Types
     """Of the keys, once they are known."""
     run_tag: str = ""
+    earlier: Earlier = field(default_factory=dict, compare=False)
+    """What was published of earlier windows, where the query looks at it."""
 
     def table(
         self,
@@ -111,7 +121,10 @@ class ReleaseTables:
         stddevs = plan.stddevs[:, due.release - 1]
         place = Place(span, time, due.release, due.releases)
         bias = self._bias(totals, due)
-        release = self._columns(sums, stddevs, keys, bias, place)
+        finish: object = query.finish
+        if isinstance(finish, LooksBack):
+            finish = partial(finish.look_back, window=due.window, earlier=self.earlier)
+        release = self._columns(sums, stddevs, keys, bias, place, finish)
         if not release.schema.equals(self.schema):
             known, new = (
                 ", ".join(f"{field.name} ({field.type})" for field in schema)
@@ -121,8 +134,33 @@ class ReleaseTables:
                 f"the releases of {query.name!r} have the columns {known}, and this one has {new}; "
                 "it was not published: please report this query"
             )
+        if due.release == due.releases:
+            self._forget(due.window)
         more = {} if bias is None else bias.facts(query)
         return place.describe(release, query.name, self.run_tag, due.window, **more)
+
+    def _forget(self, window: int) -> None:
+        """Forget what no window after a final one looks at."""
+        finish: object = self.plan.query.finish
+        back = finish.windows_back if isinstance(finish, LooksBack) else 0
+        for known in self.earlier.values():
+            for old in [each for each in known if each <= window - back]:
+                del known[old]
+
+    def save_earlier(self) -> list[tuple[int, int, bytes]]:
+        """What was published of earlier windows, for `restore_earlier`."""
+        return [
+            (reader, window, _packed(table))
+            for reader, known in self.earlier.items()
+            for window, table in known.items()
+        ]
+
+    def restore_earlier(self, saved: Iterable[tuple[int, int, bytes]]) -> None:
+        """Go on from what `save_earlier` gave."""
+        self.earlier.clear()
+        for reader, window, content in saved:
+            table = pa.ipc.open_stream(content).read_all()
+            self.earlier.setdefault(reader, {})[window] = table
 
     def _columns(
         self,
@@ -131,6 +169,7 @@ class ReleaseTables:
         keys: pa.Table,
         bias: Bias | None,
         place: Place,
+        finish: Any,
     ) -> pa.Table:
         """All columns of a table, after the query's own post-processing."""
         query = self.plan.query
@@ -146,9 +185,23 @@ class ReleaseTables:
             deviations=self.plan.interval,
             bias=bias,
             debias=query.debias is not None,
+            cells=self._of_cells(sums, stddevs),
+            confidence=query.confidence,
         )
         share = None if bias is None else pa.scalar(bias.rows.share, pa.float64())
-        return place.table(query, len(sums), keys, answers, kept_share=share)
+        return place.table(query, finish, len(sums), keys, answers, kept_share=share)
+
+    def _of_cells(self, sums: Integers, stddevs: Reals) -> dict[str, tuple[Integers, float]]:
+        """What was read off noisy cells: it stands beside the noisy sums, by aggregate."""
+        query, read = self.plan.query, {}
+        levels, first = list(query.levels), len(query.measures)
+        for each in query.aggregates:
+            if isinstance(each, OfCells):
+                last = max(n for n, level in enumerate(levels) if level.cells == each.cells)
+                stddev = float(stddevs[len(query.measures) + last])
+                read[each.name] = (sums[:, first : first + each.found], stddev)
+                first += each.found
+        return read
 
     def _bias(self, totals: Sequence[int], due: DueRelease | None = None) -> Bias | None:
         """What the totals of a window say at a release."""
@@ -164,10 +217,11 @@ class ReleaseTables:
     @cached_property
     def schema(self) -> pa.Schema:
         """The columns of every release and their types: known before the first one."""
-        measures, keys = len(self.plan.query.measures), no_keys(self.plan.query, self.types)
-        none: Integers = np.zeros((0, measures), np.int64)
+        query, keys = self.plan.query, no_keys(self.plan.query, self.types)
+        none: Integers = np.zeros((0, len(query.measures) + query.found), np.int64)
         place = Place((None, None), None)
-        table = self._columns(none, np.zeros(measures), keys, self._bias([]), place)
+        stddevs = np.zeros(len(query.measures + query.levels))
+        table = self._columns(none, stddevs, keys, self._bias([]), place, query.finish)
         return table.schema.remove_metadata()
 
 
@@ -200,7 +254,7 @@ def _series_columns(query: SeriesQuery, release: Release, keys: pa.Table, place:
         f"{query.count.name}_stddev": np.broadcast_to(np.asarray(spread, np.float64), size),
         "held": np.full(size, release.held),
     }
-    return place.table(query, size, keys, answers)
+    return place.table(query, query.finish, size, keys, answers)
 
 
 class Place(NamedTuple):
@@ -214,6 +268,7 @@ class Place(NamedTuple):
     def table(
         self,
         query: RowSpec,
+        finish: Callable[[pa.Table], pa.Table] | None,
         size: int,
         keys: pa.Table,
         answers: Mapping[str, Any],
@@ -227,13 +282,16 @@ class Place(NamedTuple):
                 "window_end": _instants(self.span[1], size),
             }
         named |= {name: keys[name] for name in query.keys}
-        named |= {name: pa.array(values) for name, values in answers.items()}
+        named |= {
+            name: values if isinstance(values, pa.Array) else pa.array(values)
+            for name, values in answers.items()
+        }
         named["trigger_time"] = _instants(self.time, size)
         named["release_index"] = pa.array(np.full(size, self.release, np.int64))
         if kept_share is not None:
             named["kept_share"] = pa.repeat(kept_share, size)
         table = pa.table(named)
-        return table if query.finish is None else query.finish(table)
+        return table if finish is None else finish(table)
 
     def describe(
         self, table: pa.Table, query: str, run_tag: str, window: int, **more: Any
@@ -250,6 +308,14 @@ class Place(NamedTuple):
             "releases": self.releases,
         }
         return table.replace_schema_metadata({"dpstream": json.dumps(about | more)})
+
+
+def _packed(table: pa.Table) -> bytes:
+    out = pa.BufferOutputStream()
+    with pa.ipc.new_stream(out, table.schema) as writer:
+        writer.write_table(table)
+    packed: bytes = out.getvalue().to_pybytes()
+    return packed
 
 
 def _instants(time: int | None, size: int) -> pa.Array:

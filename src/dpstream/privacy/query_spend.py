@@ -93,10 +93,11 @@ class QuerySpend:
         error: FloatError,
         digest: str,
         periods: PaidPeriods = ALL_PERIODS,
+        instead_of: str = "",
     ) -> None:
         """Charge all noise of the query; made again by the same run it counts once.
 
-        Without `periods` all of them pay, for ever.
+        Without `periods` all of them pay, for ever. `instead_of`: a run that has held its place.
 
         `digest` names everything that fixes the releases besides the data: the same run with
         another one is refused, and would have other noise. `delta_slack` is that of the thresholds;
@@ -107,7 +108,7 @@ class QuerySpend:
         if mu_squared <= 0:
             raise InvalidParameter(f"mu_squared must be greater than 0; got {mu_squared}")
         charge = self._charge(mu_squared, delta_slack, error, periods, digest)
-        self._ledger.charge(self._dataset, charge, lambda step: digest)
+        self._ledger.charge(self._dataset, charge, lambda step: digest, instead_of=instead_of)
         self._digest = hashlib.sha256(digest.encode()).digest()
         self._periods = periods
 

@@ -13,6 +13,7 @@ added to measures and to nothing else. A value lies on a public grid, `quantum`,
 
 Bounds per row clamp each row. Bounds per group clamp what all rows of a unit in a group make
 together, however many they are. Proof: `docs/soundness/per_unit.md`.
+    quantiles, histograms sums over cells of a column's range: `quantiles.py`
 """
 
 from __future__ import annotations
@@ -36,21 +37,32 @@ class Measure:
     """One exact column: units, rows, or the sum of a value on its grid less `middle`.
 
     "round": units since their group was last published. With `power` 2 the squared distance from
-    `middle` is summed, less the middle of its own range. Of a window as a whole: "kept" and
+    `middle` is summed, less the middle of its own range; with 0, 1 for a value and 0 for NULL.
+    "leaf", "level": `quantiles.py`. Of a window as a whole: "kept" and
     "dropped" rows, or with a column their values, and units "beyond" the dropped rows that count.
     "clamped": of each unit what `of_unit` says of its rows, within [lo, hi]. "distinct": values, of
     which each unit brings at most `hi`.
     """
 
     kind: Literal[
-        "units", "rows", "value", "round", "kept", "dropped", "beyond", "clamped", "distinct"
+        "units",
+        "rows",
+        "value",
+        "round",
+        "kept",
+        "dropped",
+        "beyond",
+        "clamped",
+        "distinct",
+        "leaf",
+        "level",
     ]
     column: str = ""
     lo: Fraction = Fraction(0)
     hi: Fraction = Fraction(1)
     middle: Fraction = Fraction(0)
     quantum: Fraction = Fraction(1)
-    power: Literal[1, 2] = 1
+    power: Literal[0, 1, 2] = 1
     null: Fraction | None = None
     """What NULL counts as; None: the middle."""
     of_unit: Literal["parts", "sum", "mean"] = "parts"
@@ -67,7 +79,7 @@ class Measure:
             return self.kind
         if self.kind != "value":
             return f"{self.kind}|{replace(self, kind='value').name}"
-        squared = "" if self.power == 1 else "^2|"
+        squared = "" if self.power == 1 else f"^{self.power}|"
         if self.null is not None:
             squared = f"NULL={self.null}|{squared}"
         return f"{squared}{self.lo}|{self.hi}|{self.middle}|{self.quantum}|{self.column}"
@@ -87,7 +99,7 @@ class Measure:
         """The most that one row adds, in grid steps; for some kinds, that one unit adds."""
         if not self.column and self.kind != "clamped":
             return Fraction(1)
-        if self.power == 1:
+        if self.power < 2:
             return self.reach / self.quantum
         return max(self.reach**2 - self.offset, self.offset) / self.quantum
 
@@ -99,7 +111,7 @@ class Measure:
     @property
     def columns_of_values(self) -> int:
         """How many numbers of each row it needs; the id of a value has two words."""
-        return {"value": 1, "clamped": 1, "distinct": 2}.get(self.kind, 0)
+        return {"value": 1, "clamped": 1, "distinct": 2, "leaf": 1}.get(self.kind, 0)
 
     @property
     def fall(self) -> Fraction:
@@ -130,6 +142,8 @@ class Measure:
         if self.kind == "clamped":
             return self.unclamped(values)
         lo, hi, middle = float(self.lo), float(self.hi), float(self.middle)
+        if self.power == 0:
+            return (~np.isnan(values)).astype(np.int64)
         if self.null is not None:
             values = np.where(np.isnan(values), float(self.null), values)
         distances = np.clip(values, lo, hi) - middle
@@ -551,7 +565,40 @@ class ApproxCountDistinct(CountDistinct, identity="approx_count_distinct", keys=
         return values, np.sqrt(stddev**2 + np.maximum(values, 0) * (self.one_in - 1))
 
 
-Aggregate: TypeAlias = Count | Sum
+@dataclass(frozen=True)
+class OfCells(Identified, identity=None, keys="name"):
+    """An aggregate that is read off sums over cells of a column's range (`quantiles.py`)."""
+
+    name: str
+    of_rows: ClassVar[Fraction]
+    """The part of its budget that its number of rows gets; levels of cells share the rest."""
+    grows: ClassVar[bool] = False
+    per_unit: ClassVar[bool] = False
+    error_bar: ClassVar[ErrorBar] = "with_release"
+    bounds_all: ClassVar[bool] = False
+
+    @property
+    def cells(self) -> Measure:
+        """The cells: a `Cells`."""
+        raise NotImplementedError
+
+    @property
+    def found(self) -> int:
+        """Numbers that are read off them in each group."""
+        raise NotImplementedError
+
+    def measures(self, one_row: bool) -> tuple[Measure, ...]:
+        """The columns beside the cells."""
+        raise NotImplementedError
+
+    def columns(
+        self, found: Integers, stddev: float, confidence: float | None, nonnegative: bool
+    ) -> dict[str, Any]:
+        """What is published of these numbers; `stddev`: that of the last level."""
+        raise NotImplementedError
+
+
+Aggregate: TypeAlias = Count | Sum | OfCells
 
 
 def _new(cls: type, facts: dict[str, Any]) -> Any:

@@ -21,6 +21,7 @@ from dpstream.privacy.accounting.promises import rows_of
 from dpstream.privacy.ledger.charges import Terms
 from dpstream.privacy.query_spend import ALL_PERIODS, PaidPeriods
 from dpstream.query.aggregates import Measure
+from dpstream.query.quantiles import Level
 from dpstream.query.query import Query
 from dpstream.query.windows import DAY, Ticks, duration, instant, keeps_its_offset
 
@@ -56,6 +57,8 @@ def _is_signed(column: Measure) -> bool:
     """May a row take something away from a column?"""
     if column.per_unit:
         return column.of_unit != "parts" or column.fall > 0
+    if isinstance(column, Level):
+        return column.signed
     return column.kind == "value" and (column.power == 2 or column.lo < column.middle)
 
 
@@ -219,6 +222,16 @@ def loss_over(book: dict[str, Any], days: int) -> Fraction | None:
     starts = {place for span in spans for place in (span.first, span.last - count + 1)}
     losses = (sum(span.loss(start, start + count - 1) for span in spans) for start in starts)
     return Fraction(max(losses, default=0))
+
+
+def held_places(book: dict[str, Any]) -> dict[str, int]:
+    """By run, when the first period begins that it pays for, of runs that have begun none yet."""
+    ticks = book_ticks(Terms.from_json(dict(book["terms"])))
+    return {
+        line["run"]: ticks.at(line["periods"][0])
+        for line in book["spent_on"]
+        if ticks is not None and line.get("periods") and line["begun"] is None
+    }
 
 
 _FAR = 1 << 40  # periods, where a charge has no end

@@ -40,6 +40,7 @@ from dpstream.privacy.sensitivity import (
 )
 from dpstream.query.aggregates import Measure, Sum
 from dpstream.query.book_periods import book_share, same_rows
+from dpstream.query.quantiles import Level
 from dpstream.query.query import Query
 from dpstream.records import Integers, Reals
 
@@ -60,7 +61,7 @@ class WindowPlan:
     process: Process
     sigmas: tuple[float, ...]
     stddevs: Reals
-    """In grid steps, measures x releases; rounding included."""
+    """In grid steps, measures (and levels of cells) x releases; rounding included."""
     pre_threshold: int
     thresholds: Integers
     """Noisy units that show a key, by release."""
@@ -90,8 +91,8 @@ class NoisePlan:
 
     @cached_property
     def columns(self) -> tuple[Measure, ...]:
-        """All that noise is added to: measures of groups, then totals of windows."""
-        return self.query.measures + self.query.totals
+        """All that noise is added to: measures of groups, levels of cells, totals of windows."""
+        return self.query.measures + self.query.levels + self.query.totals
 
     def _sensitivity(self, measure: Measure) -> Fraction:
         bounds = self.query.bounds
@@ -123,6 +124,8 @@ class NoisePlan:
             rows = self._rows_of_total(measure)
             windows = self.query.schedule.windows_of_a_period(self.query.periods)
             return rows if windows is None else min(rows, windows)
+        if isinstance(measure, Level):
+            return min(bounds.rows, bounds.groups * measure.nodes)
         return bounds.rows if measure.kind == "round" else bounds.groups
 
     def _rows_of_total(self, measure: Measure) -> int:
@@ -205,9 +208,9 @@ class NoisePlan:
             change=query.protected,
         )
 
-    def pay(self, spend: QuerySpend, digest: str) -> None:
-        """Charge the whole run, once."""
-        spend.pay(**self.cost(spend.book), digest=digest)
+    def pay(self, spend: QuerySpend, digest: str, *, instead_of: str = "") -> None:
+        """Charge the whole run, once; `instead_of`: a run that has held its place."""
+        spend.pay(**self.cost(spend.book), digest=digest, instead_of=instead_of)
 
     def first_room(self, spend: QuerySpend) -> int | None:
         """The first period from which on the book could pay for the query; None: it never can."""
@@ -237,7 +240,7 @@ class NoisePlan:
 
     def _window(self, releases: int) -> WindowPlan:
         query = self.query
-        plan = self._of_columns(releases, slice(len(query.measures)))
+        plan = self._of_columns(releases, slice(len(query.measures + query.levels)))
         if query.public_groups is not None:
             return plan
         deviations = self._quantiles(releases) * plan.sigmas[0] * plan.process.error() * (1 + 1e-12)
@@ -250,7 +253,7 @@ class NoisePlan:
     @lru_cache(maxsize=64)  # noqa: B019
     def totals(self, releases: int) -> WindowPlan:
         """The noise of a window's totals: one group, which everybody knows."""
-        return self._of_columns(releases, slice(len(self.query.measures), None))
+        return self._of_columns(releases, slice(len(self.query.measures + self.query.levels), None))
 
     def _of_columns(self, releases: int, columns: slice) -> WindowPlan:
         """The noise of some columns of groups that everybody knows."""
@@ -303,7 +306,8 @@ def plan_query(query: Query, counters: str | None = None) -> NoisePlan:
             coarser = _coarser(query)
             if coarser is None:
                 if not spared:
-                    raise InvalidParameter(f"the query {query.name!r}: {problem}") from None
+                    more = ", or fewer leaves" if query.levels else ""
+                    raise InvalidParameter(f"the query {query.name!r}: {problem}{more}") from None
                 coarser = replace(given, report_bias=False)
             query = coarser
         else:

@@ -19,12 +19,14 @@ from dpstream.query.aggregates import (
     AvgPerGroup,
     Count,
     Measure,
+    OfCells,
     Sum,
     SumPerGroup,
     all_measures,
     measures_by_name,
 )
 from dpstream.query.public_tables import NeedsTables
+from dpstream.query.quantiles import Cells, Level, cells_of
 from dpstream.query.row_spec import Finish, Prepare, RowSpec
 from dpstream.query.windows import Duration, Instant, Tumble
 
@@ -180,7 +182,7 @@ class Query(RowSpec, identity="query", keys=_KEYS):
                 f"{'all keys are public' if self.keys else 'there are none'}; add an aggregate, "
                 "such as Count()"
             )
-        if not all(isinstance(a, Count | Sum) for a in self.aggregates):
+        if not all(isinstance(a, Count | Sum | OfCells) for a in self.aggregates):
             raise InvalidParameter(
                 "aggregates must be such as Count, CountUnits, Sum(...) or Avg(...); got "
                 f"{self.aggregates!r}"
@@ -226,6 +228,13 @@ class Query(RowSpec, identity="query", keys=_KEYS):
                 f"{per_unit[0]!r} bounds what each unit has in a group, which the strategy 'sqlp' "
                 "does not know; use 'latched'"
             )
+        given = "min_change" if self.min_change is not None else "strategy = 'sqlp'"
+        for each in self.aggregates if self.min_change or self.strategy == "sqlp" else ():
+            if isinstance(each, OfCells):
+                raise InvalidParameter(
+                    f"{given} is not for quantiles and histograms such as {each.name!r}: they are "
+                    "read off many sums, at every release; leave it out"
+                )
 
     @cached_property
     def bounds(self) -> Bounds:
@@ -283,7 +292,8 @@ class Query(RowSpec, identity="query", keys=_KEYS):
     @property
     def sends_rows(self) -> bool:
         """Does it matter to a group which rows come to it, and not only what they add up to?"""
-        return self.in_rounds or any(measure.kind == "distinct" for measure in self.measures)
+        distinct = any(measure.kind == "distinct" for measure in self.measures)
+        return self.in_rounds or distinct or bool(self.cells)
 
     @property
     def rounds_of_units(self) -> bool:
@@ -310,6 +320,21 @@ class Query(RowSpec, identity="query", keys=_KEYS):
         """The measures behind each aggregate, by its name."""
         return measures_by_name(self.aggregates, one_row=self.one_row)
 
+    @cached_property
+    def cells(self) -> tuple[Cells, ...]:
+        """The cells of columns behind quantiles and histograms."""
+        return cells_of(self.aggregates)
+
+    @cached_property
+    def levels(self) -> tuple[Level, ...]:
+        """Their levels: columns with noise for each node."""
+        return tuple(level for cells in self.cells for level in cells.levels)
+
+    @property
+    def found(self) -> int:
+        """Numbers that are read off cells in each group: they follow the measures."""
+        return sum(each.found for each in self.aggregates if isinstance(each, OfCells))
+
     @property
     def answer_columns(self) -> list[str]:
         """Of each aggregate its value, its standard deviation, and its interval if asked for.
@@ -331,8 +356,8 @@ class Query(RowSpec, identity="query", keys=_KEYS):
 
     @property
     def value_measures(self) -> list[Measure]:
-        """The measures that are made of a value of each row."""
-        return [measure for measure in self.measures if measure.columns_of_values]
+        """The measures that are made of a value of each row, then the cells that one falls into."""
+        return [*(measure for measure in self.measures if measure.columns_of_values), *self.cells]
 
     @cached_property
     def value_columns(self) -> dict[Measure, int]:
@@ -404,11 +429,19 @@ class Query(RowSpec, identity="query", keys=_KEYS):
     @cached_property
     def column_weights(self) -> tuple[Fraction, ...]:
         """How the budget is divided among measures and totals: by the greatest wish for each."""
-        wishes: dict[Measure, list[Fraction]] = {measure: [] for measure in self.measures}
+        columns: tuple[Measure, ...] = self.measures + self.levels
+        wishes: dict[Measure, list[Fraction]] = {measure: [] for measure in columns}
         given = dict(self.weights)
         for aggregate in self.aggregates:
-            for measure in self.measures_of[aggregate.name]:
-                wishes[measure].append(given.get(aggregate.name, Fraction(1)))
+            measures = self.measures_of[aggregate.name]
+            wish = given.get(aggregate.name, Fraction(1))
+            if isinstance(aggregate, OfCells):
+                levels = [each for each in self.levels if each.cells == aggregate.cells]
+                for level in levels:
+                    wishes[level].append(wish * (1 - aggregate.of_rows) / len(levels))
+                wish *= aggregate.of_rows
+            for measure in measures:
+                wishes[measure].append(wish)
         if self.public_groups is None:
             finder = wishes[self.measures[0]]
             if "selection" in given or not finder:

@@ -35,6 +35,7 @@ from dpstream.serve.public_facts import describe_queries
 from dpstream.serve.release_store import ReleaseStore, hold_folder, store_folder
 from dpstream.session import Runs
 from dpstream.session.pipeline import Pipeline
+from dpstream.session.retention import Upkeep
 from dpstream.session.start_pipeline import (
     check_reload,
     is_to_change,
@@ -97,16 +98,25 @@ def publish(
             shared, now = ledgers[book.ledger], clock.now()
             open_book(pipeline, book, wanted, shared, now=now, take_over=take_over)
         _tell_beginnings(runs)
-        runs.retry_delay = _retry_delay
+        runs.retry_delay = lambda problem, tries: (
+            None if is_to_change(pipeline, runs) else _retry_delay(problem, tries)
+        )
         with runs:
             if strict:
                 runs.open()
             tell(runs)
-            for name, release in runs:
-                about = json.loads(release.schema.metadata[b"dpstream"])
-                store.announce(name, about["window"], about["release_index"])
-                if (stopped is not None and stopped.is_set()) or is_to_change(pipeline, runs):
-                    runs.stop()
+            upkeep = Upkeep(pipeline)
+            upkeep()
+            try:
+                for name, release in runs:
+                    about = json.loads(release.schema.metadata[b"dpstream"])
+                    store.announce(name, about["window"], about["release_index"])
+                    upkeep()
+                    if (stopped is not None and stopped.is_set()) or is_to_change(pipeline, runs):
+                        runs.stop()
+            except errors.DpstreamError:
+                if not is_to_change(pipeline, runs):
+                    raise
         return is_to_change(pipeline, runs)
 
 

@@ -42,6 +42,7 @@ def refuse_early(
     terms: Terms | None = None,
     take_over: bool = False,
     analysts: Mapping[str, str] | None = None,
+    held: Mapping[str, str] | None = None,
 ) -> dict[str, Beginning]:
     """Refuse queries that do not fit into the book together; where others begin, by their name.
 
@@ -50,7 +51,7 @@ def refuse_early(
     not open yet would be opened with `terms`, or by the first of them, for it alone; one whose
     budget is provisional decides when they begin. `take_over`: earlier runs of the same queries are
     to be ended.
-    `analysts`: who asks for each query, by its name.
+    `analysts`: who asks for each query, by its name. `held`: runs that hold their places, likewise.
     """
     book = next((each for each in ledger.report() if each["dataset"] == dataset), None)
     path, known = ledger.path, ledger.known
@@ -67,7 +68,12 @@ def refuse_early(
     which, begun = book_in_words(dataset, path), {}
     if book["terms"]["measure"] == "mu_squared":
         rehearsal = _Rehearsal(
-            copy=ledger.rehearsal(), which=which, book=book, now=now, analysts=analysts or {}
+            copy=ledger.rehearsal(),
+            which=which,
+            book=book,
+            now=now,
+            analysts=analysts or {},
+            held=held or {},
         )
         for query, folder in new:
             if isinstance(query, Query):
@@ -75,6 +81,12 @@ def refuse_early(
     if series and book["terms"]["unit"] != "user":
         _refuse_series(ledger, dataset, series, which)
     return begun
+
+
+def free_place(copy: Ledger, dataset: str, held: str) -> None:
+    """In a copy of a book: free a place that a run holds for another one, if it does still."""
+    if copy.known(held).dataset == dataset and copy.known(held).ended is None:
+        copy.void(dataset, held, because="it is free", who="")
 
 
 def was_charged(ledger: Ledger, dataset: str, folder: Path | None) -> bool:
@@ -97,6 +109,7 @@ class _Rehearsal:
     book: dict[str, Any]
     now: int
     analysts: Mapping[str, str]
+    held: Mapping[str, str]
 
     @property
     def terms(self) -> Terms:
@@ -122,6 +135,7 @@ class _Rehearsal:
             chosen = self._take_over(query) if take_over else Beginning()
         for run in chosen.takes_over:
             self.copy.end(self.book["dataset"], run, because="taken over", who="")
+        free_place(self.copy, self.book["dataset"], self.held.get(query.name, ""))
         try:
             self._pay(_from(query, chosen))
         except BudgetExceeded as problem:

@@ -7,8 +7,9 @@ are published, where units have periods, and its book has room for a successor f
 
 from __future__ import annotations
 
+import hashlib
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -25,6 +26,8 @@ from dpstream.errors import BudgetExceeded, DpstreamError, InvalidParameter, Sta
 from dpstream.mechanisms.runner import as_begun, mechanism_of
 from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.ledger.store import LedgerPlace
+from dpstream.privacy.query_spend import QuerySpend
+from dpstream.privacy.state import MemoryWindowKeys
 from dpstream.privacy.state.durable_files import make_directory
 from dpstream.privacy.state.identity import canonical, readable
 from dpstream.privacy.state.inspection import saved_step
@@ -32,7 +35,7 @@ from dpstream.privacy.state.run_directory import About, ledger_place, read_about
 from dpstream.query.book_periods import book_share, book_ticks
 from dpstream.query.noise_plan import plan_query
 from dpstream.query.query import Query
-from dpstream.session.budget import refuse_early
+from dpstream.session.budget import free_place, refuse_early
 from dpstream.session.changes import Changes, Ending, edit, is_known
 from dpstream.session.pipeline import Pipeline, load_pipeline
 from dpstream.session.start import would_fit
@@ -82,7 +85,9 @@ class ChangePlan:
                 raise StateError(
                     f"{self.file.state} has changed since this was worked out; apply it again"
                 )
-            return self._settled(known)
+            with ExitStack() as stack:
+                held = _Holder(plan=self, known=known, stack=stack).hold()
+            return replace(self._settled(known), held=held)
 
         if self.file.state.exists():
             edit(self.file.state, settle)
@@ -95,6 +100,119 @@ class ChangePlan:
             endings={c.ended_name: c.ending for c in self.changes if c.ending is not None},
             begins={name: at for name, at in known.begins.items() if name in called},
         )
+
+
+@dataclass(kw_only=True)
+class _Holder:
+    """What an accepted plan means for the books: which runs end when, whose places are held."""
+
+    plan: ChangePlan
+    known: Changes
+    stack: ExitStack
+    _ledgers: dict[str, Ledger] = field(default_factory=dict)
+
+    def hold(self) -> dict[str, str]:
+        """Write it into the ledgers; the runs that hold places, by the names of successors.
+
+        After a kill the same plan, accepted again, finds what it has written.
+        """
+        waiting = [c for c in self.plan.changes if c.ending is not None and c.ending.at is not None]
+        kept = {c.called for c in self.plan.changes if c.query is not None}
+        new = {c.called: self._run(c) for c in waiting if isinstance(c.query, Query)}
+        for name, run in self.known.held.items():
+            if name not in kept or new.get(name, run) != run:
+                self._give_back(name, run)
+        for ending in endings_taken_back(self.known, self.plan.changes):
+            self._limit(ending, None)
+        for change in waiting:
+            assert change.ending is not None
+            self._limit(change.ending, change.ending.at)
+            if change.called in new:
+                self._charge(change, new[change.called])
+        return {n: r for n, r in self.known.held.items() if n in kept} | new
+
+    def _book(self, name: str) -> tuple[Ledger, str]:
+        """The ledger and the dataset of a query of the file."""
+        books = self.plan.file.books
+        book = next(b for b in books if any(query.name == name for query in b.queries))
+        return self._open(book.ledger), book.dataset
+
+    def _open(self, place: LedgerPlace) -> Ledger:
+        if str(place) not in self._ledgers:
+            self._ledgers[str(place)] = self.stack.enter_context(closing(Ledger(place)))
+        return self._ledgers[str(place)]
+
+    def _run(self, change: Change) -> str:
+        """The run that holds the place of a change: always the same, unless it was given back."""
+        ledger, dataset = self._book(change.name)
+        facts = canonical((_later(change).facts(), dataset, change.called))
+        assert change.ending is not None
+        words = (f"{change.ending.run} {facts} {number}".encode() for number in count())
+        runs = (hashlib.sha256(each).digest()[:16].hex() for each in words)
+        return next(run for run in runs if ledger.known(run).ended is None)
+
+    def _give_back(self, name: str, run: str) -> None:
+        for book in self.plan.file.books:
+            ledger = self._open(book.ledger)
+            known = ledger.known(run)
+            if known.dataset == book.dataset and known.ended is None:
+                because = f"the change to {name!r} was changed or taken back (dpstream apply)"
+                ledger.void(book.dataset, run, because=because, who="")
+
+    def _limit(self, ending: Ending, at: int | None) -> None:
+        """A run is to end with a period, or not any more."""
+        for place in {book.ledger for book in self.plan.file.books}:
+            ledger = self._open(place)
+            terms = ledger.terms(ending.dataset)
+            ticks = None if terms is None else book_ticks(terms)
+            if ticks is None or not _names_periods(ledger, ending):
+                continue
+            until = None if at is None else ticks.last_before(at - 1)
+            said = {"because": ending.because, "who": ending.who}
+            ledger.limit(ending.dataset, ending.run, until, **said)
+
+    def _charge(self, change: Change, run: str) -> None:
+        """Hold the place of a query that begins later."""
+        ledger, dataset = self._book(change.name)
+        if ledger.terms(dataset) is None:
+            return  # its book is opened when it begins
+        query = _later(change)
+        analyst = self.plan.file.analysts.get(change.name, "")
+        ledger.register(
+            dataset, run, f"holds the place of {change.called}", analyst=analyst, kept=True
+        )
+        spend = QuerySpend(
+            run=bytes.fromhex(run),
+            query=change.called,
+            ledger=ledger,
+            dataset=dataset,
+            keys=MemoryWindowKeys(),
+        )
+        plan_query(query).pay(spend, "held")
+
+
+def endings_taken_back(known: Changes, changes: Sequence[Change]) -> list[Ending]:
+    """Runs that were to end with a period, and now go on, or end at once."""
+    still = {c.ending.run for c in changes if c.ending is not None and c.ending.at is not None}
+    unchanged = [each for each in known.endings.values() if each.at is not None]
+    return [each for each in unchanged if each.run not in still]
+
+
+def _names_periods(ledger: Ledger, ending: Ending) -> bool:
+    return any(
+        line["run"] == ending.run and "periods" in line and not line["ended"]
+        for book in ledger.report()
+        if book["dataset"] == ending.dataset
+        for line in book["spent_on"]
+    )
+
+
+def _later(change: Change) -> Query:
+    """A successor from where it begins."""
+    query = _pair(change, Path())[0]
+    assert isinstance(query, Query)
+    first = change.beginning.not_before
+    return query if first is None else query.not_before(first)
 
 
 def plan_changes(path: Path, *, at_once: bool, now: int, who: str) -> ChangePlan:
@@ -361,6 +479,7 @@ class _Planner:
             copy = Ledger()
             if book.ledger.exists():
                 copy = self._ledger(book.ledger).rehearsal()
+            _free_places(copy, book.dataset, self.known, changes)
             terms = copy.terms(book.dataset)
             ticks = None if terms is None else book_ticks(terms)
             ending = [c.ending for c in changes if c.ending and c.ending.dataset == book.dataset]
@@ -380,6 +499,16 @@ class _Planner:
             asked: dict[str, Any] = {"now": self.now, "terms": book.terms(), "analysts": by}
             found |= refuse_early(copy, book.dataset, pairs, **asked)
         return [replace(c, beginning=found.get(c.called, c.beginning)) for c in changes]
+
+
+def _free_places(copy: Ledger, dataset: str, known: Changes, changes: list[Change]) -> None:
+    """Let a copy of a book be as if an earlier change had never been accepted."""
+    said = {"because": "it is planned anew", "who": ""}
+    for run in known.held.values():
+        free_place(copy, dataset, run)
+    for ending in endings_taken_back(known, changes):
+        if ending.dataset == dataset and _names_periods(copy, ending):
+            copy.limit(dataset, ending.run, None, **said)
 
 
 def _pair(change: Change, state: Path) -> tuple[AnyQuery, Path | None]:

@@ -4,7 +4,8 @@ A query that is changed or removed ends for good. Where units have periods, it g
 until the windows of its last period are published; then its run is ended in the ledger, and only
 after that its successor begins. The successor has a name of its own (`pages_2`): its releases are
 those of another query, and no sink mixes the two. Nothing here is trusted: a successor is charged
-only if its book has room, whatever this file says.
+only if its book has room, whatever this file says. Its place there is held from the moment on that
+the change is accepted, by a charge in the name of a run that never begins.
 
 It also holds the queries that analysts have asked for over the server: they run beside those of the
 file, each in the name of the analyst whose token asked.
@@ -30,7 +31,7 @@ from dpstream.privacy.state.backup import SETTLED
 from dpstream.privacy.state.inspection import saved_step
 from dpstream.privacy.state.run_directory import ledger_place, read_about
 
-FORMAT = 2
+FORMAT = 3
 _NAME = SETTLED
 Table = dict[str, Any]
 
@@ -69,6 +70,8 @@ class Changes:
     """From when on successors publish that have not begun yet."""
     asked: Mapping[str, Table] = field(default_factory=dict)
     """Queries that analysts have asked for over the server, like a [[query]] of the file."""
+    held: Mapping[str, str] = field(default_factory=dict)
+    """By the name of a successor, the run of the ledger that holds its place."""
 
     @classmethod
     def read(cls, state: Path) -> Self:
@@ -80,7 +83,7 @@ class Changes:
             return cls()
         except ValueError:
             told = None
-        if isinstance(told, dict) and told.get("format") == FORMAT:
+        if isinstance(told, dict) and told.get("format") in (2, FORMAT):
             whole = told.pop("sha256", None) == _checksum(told)
         elif isinstance(told, dict) and told.get("format") == 1:  # it had no checksum
             whole = True

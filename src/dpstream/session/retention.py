@@ -2,8 +2,9 @@
 
 Of a run that has stopped: files that a kill has left half-written, parts of snapshots that no
 manifest names, and all of it if its ledger says that it was ended for good. By age, where the
-pipeline file says how long: release files, dead letters, inputs that are done. A run is locked
-meanwhile; one that is running removes what it does not need itself. Ledgers and secrets stay.
+pipeline file says how long: release files, dead letters, inputs that are done. Every run is locked
+meanwhile. What belongs to one that is running is left to the process that runs it, which removes
+its old releases and dead letters itself (`Upkeep`). Ledgers and secrets stay.
 
 Nothing reads these files again. A replay writes a release file that is gone once more, with the
 same bytes.
@@ -11,10 +12,11 @@ same bytes.
 
 from __future__ import annotations
 
+import logging
 import re
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -32,6 +34,8 @@ from dpstream.privacy.state.run_directory import About, ledger_place, read_about
 from dpstream.query.windows import in_words
 from dpstream.session.pipeline import Pipeline
 
+_EVERY = 3600.0  # seconds between two looks of a pipeline that runs
+_LOG = logging.getLogger("dpstream.session")
 _HALF_WRITTEN = re.compile(r"\..*\.[0-9a-f]{16}\.new")
 _RELEASE = r"-w\d{6,}-t\d{6,}\."
 _STAYS = re.compile(r"ledger(\.head)?|.*\.secret")  # of a run that is ended
@@ -58,8 +62,7 @@ def collect_runs(places: Iterable[Path], *, remove: bool) -> Iterator[Waste]:
             continue
         with _held(place, about) as free:
             if not free:
-                why = "it is running, and removes what it does not need itself"
-                yield Waste(what="in use", where=place, why=why, files=0, bytes=0)
+                yield _in_use(place)
                 continue
             ended = _why_ended(place, about)
             if ended is not None:
@@ -74,25 +77,69 @@ def collect_runs(places: Iterable[Path], *, remove: bool) -> Iterator[Waste]:
 
 
 def collect_by_age(pipeline: Pipeline, *, remove: bool) -> Iterator[Waste]:
-    """What a pipeline's [retention] no longer keeps, but for served releases; by their age."""
-    kept = pipeline.retention
-    if (span := kept.get("releases")) is not None:
-        for folder, kind in filter(None, map(release_folder, pipeline.sinks)):
-            why = f"published more than {_words(span)} ago"
-            old = _old_releases(folder, kind, span)
-            yield _take("release files", folder, why, old, remove=remove, overwrite=False)
-    if (span := kept.get("dead_letters")) is not None:
-        for folder in (place / "dead-letters" for place in pipeline.folders.values()):
-            old = [p for p in folder.glob("*.jsonl") if p.stat().st_mtime < _before(span)]
-            why = f"set aside more than {_words(span)} ago"
-            yield _take("dead letters", folder, why, old, remove=remove)
-    if (span := kept.get("inputs")) is not None:
+    """What a pipeline's [retention] no longer keeps, but for served releases; by their age.
+
+    Runs are locked meanwhile; what belongs to one that is running stays, and the run is named.
+    """
+    with ExitStack() as stack:
+        busy = []
+        for place in sorted(path.parent for path in pipeline.state.glob("*/run.dps")):
+            about = read_about(place)
+            if about is not None and not stack.enter_context(_held(place, about)):
+                busy.append(place)
+                yield _in_use(place)
+        yield from _old_releases_and_letters(pipeline, busy, remove=remove)
+        span = pipeline.retention.get("inputs")
+        if span is None or busy:  # several queries read the same rows
+            return
         sources = dict.fromkeys(str(feed.source) for feed in pipeline.feeds.values())
         folders = [Path(source) / DONE for source in sources]
         folders += [path / KEPT for path in sorted(pipeline.state.glob("*")) if path.is_dir()]
         for folder in folders:
             why = f"read to their ends, and needed by no recovery, for more than {_words(span)}"
             yield _take("inputs", folder, why, old_files(folder, span), remove=remove)
+
+
+class Upkeep:
+    """Removes old releases and dead letters of a pipeline, from the process that runs it."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline, self._next = pipeline, 0.0
+
+    def __call__(self) -> None:
+        """Do it, if the last time was an hour ago; what cannot be removed is told, and stays."""
+        if time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + _EVERY
+        try:
+            for _ in _old_releases_and_letters(self._pipeline, [], remove=True):
+                pass
+        except OSError as problem:
+            _LOG.warning("what [retention] no longer keeps cannot be removed: %s", problem)
+
+
+def _old_releases_and_letters(
+    pipeline: Pipeline, busy: Sequence[Path], *, remove: bool
+) -> Iterator[Waste]:
+    """Those of runs that are not busy; releases of runs whose state is gone are among them."""
+    if (span := pipeline.retention.get("releases")) is not None:
+        names = {place.name for place in busy}
+        for folder, kind in filter(None, map(release_folder, pipeline.sinks)):
+            why = f"published more than {_words(span)} ago"
+            old = _old_releases(folder, kind, span, names)
+            yield _take("release files", folder, why, old, remove=remove, overwrite=False)
+    if (span := pipeline.retention.get("dead_letters")) is not None:
+        for place in pipeline.folders.values():
+            folder = place / "dead-letters"
+            old = [p for p in folder.glob("*.jsonl") if p.stat().st_mtime < _before(span)]
+            why = f"set aside more than {_words(span)} ago"
+            if place not in busy:
+                yield _take("dead letters", folder, why, old, remove=remove)
+
+
+def _in_use(place: Path) -> Waste:
+    why = "it is running, and removes what it does not need itself"
+    return Waste(what="in use", where=place, why=why, files=0, bytes=0)
 
 
 @contextmanager
@@ -140,9 +187,9 @@ def _unnamed(place: Path) -> list[Path]:
     return sorted(p for p in place.glob("segments/*.dps") if manifests and p.name not in named)
 
 
-def _old_releases(folder: Path, kind: str, span: timedelta) -> list[Path]:
+def _old_releases(folder: Path, kind: str, span: timedelta, busy: set[str]) -> list[Path]:
     """Files of releases of the queries that have written here, by the marks that they leave."""
-    queries = [path.name[1 : -len(".run")] for path in folder.glob(".*.run")]
+    queries = {path.name[1 : -len(".run")] for path in folder.glob(".*.run")} - busy
     names = re.compile(f"({'|'.join(map(re.escape, queries))}){_RELEASE}{kind}")
     before = _before(span)
     found = [p for p in folder.glob(f"*.{kind}") if queries and names.fullmatch(p.name)]

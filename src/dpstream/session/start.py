@@ -188,7 +188,9 @@ def run(
         if options is not None and options.now is not None:
             now = options.now
         asked, asks = [(query, folder)], {query.name: analyst}
-        begun = refuse_early(given, dataset, asked, now=now, take_over=take_over, analysts=asks)
+        held = {query.name: "" if options is None else options.instead_of}
+        known: dict[str, Any] = {"now": now, "take_over": take_over, "held": held}
+        begun = refuse_early(given, dataset, asked, analysts=asks, **known)
         new = given.terms(dataset) is None or not was_charged(given, dataset, folder)
         if given is not ledger:
             given.close()
@@ -391,19 +393,20 @@ def would_fit(
     dataset: str,
     terms: Terms | None = None,
     analysts: Mapping[str, str] | None = None,
+    held: Mapping[str, str] | None = None,
 ) -> tuple[str, list[str]]:
     """Why queries would not fit into their book together ("": they would); which are charged.
 
     `queries` come with their state directories; `terms` are the book's, where they are declared;
-    `analysts`: who asks for each query, by its name. The book is left as it is, and if there is
-    none, none is made.
+    `analysts`: who asks for each query, by its name; `held`: runs that hold their places, likewise.
+    The book is left as it is, and if there is none, none is made.
     """
     known, problem = _own_ledger(ledger, None), ""
     try:
         if known is not None and terms is not None and known.terms(dataset) is not None:
             known.open(dataset, terms)  # it is open: other terms are refused
         now = SystemClock().now()
-        asked: dict[str, Any] = {"now": now, "terms": terms, "analysts": analysts}
+        asked: dict[str, Any] = {"now": now, "terms": terms, "analysts": analysts, "held": held}
         refuse_early(known or Ledger(), dataset, queries, **asked)
     except (BudgetExceeded, LedgerError) as refusal:
         problem = str(refusal)

@@ -96,7 +96,15 @@ def load_current(path: Path) -> Pipeline:
 
 
 def is_to_change(pipeline: Pipeline, runs: Runs) -> bool:
-    """Has a run that is to end published all it may? Then the pipeline is to be loaded again."""
+    """Has a run that is to end published all it may? Then the pipeline is to be loaded again.
+
+    So it is if one was stopped at the end of its last period, because nobody has had the change
+    taken up before.
+    """
+    if runs.failures:
+        settled = Changes.read(pipeline.state).endings.keys() - pipeline.changes.endings.keys()
+        if not settled.isdisjoint(runs.failures):
+            return True
     return any(
         (steps := runs.runs[name].steps) is not None and runs.runs[name].steps_done >= steps
         for name in pipeline.changes.endings
@@ -126,6 +134,7 @@ def check_reload(path: Path, *, who: str = "", anyway: bool = False) -> None:
             dataset=book.dataset,
             terms=book.terms(),
             analysts=pipeline.analysts,
+            held=pipeline.changes.held,
         )
         if problem:
             raise BudgetExceeded(problem)
@@ -175,11 +184,15 @@ def without_ended(pipeline: Pipeline) -> Pipeline:
     return pipeline.without(gone)
 
 
-def _options_of_changes(pipeline: Pipeline) -> dict[str, dict[str, int]]:
+def _options_of_changes(pipeline: Pipeline) -> dict[str, dict[str, Any]]:
     """Until when runs go on that are to end, and from when on their successors publish."""
     changes = pipeline.changes
     ends = {name: {"windows": one.windows} for name, one in changes.endings.items()}
-    return ends | {name: {"now": at} for name, at in changes.begins.items()}
+    begins = {
+        name: {"now": at, "instead_of": changes.held.get(name, "")}
+        for name, at in changes.begins.items()
+    }
+    return ends | begins
 
 
 def open_book(
@@ -223,6 +236,7 @@ def _refuse_early(
         terms=terms,
         take_over=take_over,
         analysts=pipeline.analysts,
+        held=pipeline.changes.held,
     )
 
 

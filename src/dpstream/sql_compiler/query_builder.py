@@ -17,7 +17,6 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from sqlglot import exp
 
 from dpstream.errors import InvalidInput, InvalidParameter
@@ -31,10 +30,11 @@ from dpstream.query.aggregates import (
     Sum,
     measures_by_name,
 )
+from dpstream.query.quantiles import Histogram, Quantile
 from dpstream.records import Integers, Reals
 from dpstream.sql_compiler.expressions import Compiler, Compute, compile_list, literal_value
 from dpstream.sql_compiler.from_clause import substitute
-from dpstream.sql_compiler.over_clause import error_bar
+from dpstream.sql_compiler.over_clause import error_bar, sort_rows
 from dpstream.sql_compiler.select import (
     BOUNDS,
     GROUP_BOUNDS,
@@ -46,12 +46,12 @@ from dpstream.sql_compiler.sql_values import KINDS, as_bool, source_column
 from dpstream.sql_compiler.statement import (
     AGGREGATES,
     BOUNDED_AGGREGATES,
+    CELL_AGGREGATES,
     KEPT_SHARE,
     RELEASE_COLUMNS,
     WINDOW_COLUMNS,
     Draft,
     Item,
-    Over,
     call_name,
     canonical,
     find_calls,
@@ -102,7 +102,7 @@ class Expression:
         return value.cast(pa.string()) if value.type.equals(KINDS["null"]) else value
 
 
-def _using(expressions: Iterable[Expression | None]) -> str:
+def functions_used(expressions: Iterable[Expression | None]) -> str:
     """Which functions in Python are called, and where they are."""
     used = sorted({text for each in expressions if each is not None for text in each.functions})
     return f" USING {', '.join(used)}" if used else ""
@@ -142,7 +142,7 @@ class RowPreparation:
         if self.where is not None:
             text += f" WHERE {self.where.text}"
         parts = [each for _, each in self.computed] + [each.lists for each in self.unnests]
-        return f"{text} IN {self.zone}{_using([*parts, self.where])}"
+        return f"{text} IN {self.zone}{functions_used([*parts, self.where])}"
 
     def __repr__(self) -> str:
         return self.text
@@ -194,10 +194,10 @@ class ErrorBar:
         """The standard deviation of each row's value."""
         if self.denominator is None:
             return pa.array(self._stddevs(release, dict(self.terms)))
-        size = np.abs(_floats(self.denominator.evaluate(release, zone)))
+        size = np.abs(floats(self.denominator.evaluate(release, zone)))
         factors: dict[str, float | Reals] = {**dict(self.terms)}
         for name, factor in self.denominator_terms:
-            factors[name] = -factor * _floats(value)
+            factors[name] = -factor * floats(value)
         with np.errstate(all="ignore"):
             stddevs = self._stddevs(release, factors) / size
             unclear = ~(size >= _CLEAR * self._stddevs(release, dict(self.denominator_terms)))
@@ -208,11 +208,11 @@ class ErrorBar:
         total: Reals = np.zeros(len(release))
         of_rows, by_rows = np.zeros(len(release)), np.zeros(len(release))
         if self.rows:
-            of_rows = _floats(release[f"{self.rows}_stddev"])
+            of_rows = floats(release[f"{self.rows}_stddev"])
         middles = dict(self.middles) | ({self.rows: 1.0} if self.rows else {})
         with np.errstate(over="ignore"):
             for name, factor in factors.items():
-                own, shared = _floats(release[f"{name}_stddev"]), middles.get(name, 0) * of_rows
+                own, shared = floats(release[f"{name}_stddev"]), middles.get(name, 0) * of_rows
                 own = np.sqrt(np.maximum(own - np.abs(shared), 0) * (own + np.abs(shared)))
                 total = np.hypot(total, factor * own)
                 by_rows = by_rows + factor * shared
@@ -230,7 +230,8 @@ class WrittenErrorBar:
         return self.value.evaluate(release, zone)
 
 
-def _floats(column: pa.Array | pa.ChunkedArray) -> Reals:
+def floats(column: pa.Array | pa.ChunkedArray) -> Reals:
+    """The numbers of a column; NULL is NaN."""
     return np.asarray(column.cast(pa.float64()), np.float64)
 
 
@@ -286,7 +287,7 @@ class PostProcessing:
             self.qualify,
             *(by for by, _, _ in self.order),
         ]
-        return " ".join(filter(None, parts)) + _using(used)
+        return " ".join(filter(None, parts)) + functions_used(used)
 
     def __repr__(self) -> str:
         return self.text
@@ -329,24 +330,17 @@ class PostProcessing:
         return [*names, *({KEPT_SHARE} & set(release.column_names))]
 
     def _row_order(self, release: pa.Table) -> Integers:
-        """Row numbers in order, by the last term first: each sort keeps the order before it."""
-        order = np.arange(len(release))
-        for expression, down, nulls_first in reversed(self.order):
-            column = expression.evaluate(release, self.zone).take(pa.array(order))
-            indices = pc.array_sort_indices(
-                column,
-                order="descending" if down else "ascending",
-                null_placement="at_start" if nulls_first else "at_end",
-            )
-            order = order[indices.to_numpy()]
-        return order
+        """Row numbers in order."""
+        by = [(each.evaluate(release, self.zone), down, first) for each, down, first in self.order]
+        return sort_rows(by, len(release))
 
 
-def _terms(factors: Factors) -> Terms:
+def nonzero_terms(factors: Factors) -> Terms:
+    """The factors that matter."""
     return tuple((name, factor) for name, factor in factors.items() if factor)
 
 
-def _factors(node: exp.Expr, aggregates: Collection[str]) -> Factors | None:
+def linear_factors(node: exp.Expr, aggregates: Collection[str]) -> Factors | None:
     """Each aggregate's factor, if the expression is a sum of them and constants."""
     node = node.unnest()
     if _number(node) is not None:
@@ -354,9 +348,9 @@ def _factors(node: exp.Expr, aggregates: Collection[str]) -> Factors | None:
     if isinstance(node, exp.Column):
         return {node.name: 1.0} if node.name in aggregates else None
     if isinstance(node, exp.Neg):
-        return _scaled(_factors(node.this, aggregates), -1.0)
+        return _scaled(linear_factors(node.this, aggregates), -1.0)
     if isinstance(node, exp.Add | exp.Sub):
-        left, right = (_factors(part, aggregates) for part in (node.this, node.expression))
+        left, right = (linear_factors(part, aggregates) for part in (node.this, node.expression))
         right = _scaled(right, 1.0 if isinstance(node, exp.Add) else -1.0)
         if left is None or right is None:
             return None
@@ -365,9 +359,9 @@ def _factors(node: exp.Expr, aggregates: Collection[str]) -> Factors | None:
         for constant, other in ((node.this, node.expression), (node.expression, node.this)):
             factor = _number(constant.unnest())
             if factor is not None:
-                return _scaled(_factors(other, aggregates), factor)
+                return _scaled(linear_factors(other, aggregates), factor)
     if isinstance(node, exp.Div) and (factor := _number(node.expression.unnest())):
-        return _scaled(_factors(node.this, aggregates), 1 / factor)
+        return _scaled(linear_factors(node.this, aggregates), 1 / factor)
     return None
 
 
@@ -473,6 +467,9 @@ class QueryBuilder:
             whole = {name: int(n) if n.denominator == 1 else n for name, n in given.items()}
             return ApproxCountDistinct, facts | whole
         node = substitute(self._draft, argument, self._draft.relation)
+        if call_name(call) in CELL_AGGREGATES:
+            made, arguments = self._of_cells(call)
+            return made, {"column": self._value(node)} | arguments
         if call_name(call) in ("COUNT", "COUNTIF"):  # a SUM of ones and zeros
             test = node
             if call_name(call) == "COUNT":
@@ -485,11 +482,49 @@ class QueryBuilder:
         kind = BOUNDED_AGGREGATES[call_name(call)]
         return kind, {"column": self._value(node), "quantum": quantum} | bounds
 
-    def _number(self, node: exp.Expr) -> Fraction:
+    def _of_cells(self, call: exp.Expr) -> tuple[type[Histogram | Quantile], dict[str, Any]]:
+        """A quantile, several, or a histogram, and what it is made with."""
+        function, named = call_name(call), named_arguments(call)
+        constant = next((e for e in call.expressions[1:] if not isinstance(e, exp.Kwarg)), call)
+        if function == "HISTOGRAM":
+            return Histogram, {"edges": self._edges(constant)}
+        shares: Any = {"MEDIAN": Fraction(1, 2), "MIN": 0, "MAX": 1}.get(function)
+        if function == "PERCENTILE_CONT":
+            shares = self._number(constant, "the share", "0.95")
+        elif function == "APPROX_QUANTILES":
+            count = self._number(constant, "the number of parts", "4")
+            if count.denominator > 1 or not 1 <= count <= 100:
+                raise self._draft.refusal(
+                    constant, "APPROX_QUANTILES takes a number of parts, 1 to 100", "write 4"
+                )
+            shares = [Fraction(i, int(count)) for i in range(int(count) + 1)]
+        bounds, edges = named.get(BOUNDS), named.get("edges")
+        leaves = Fraction(0)
+        if "leaves" in named:
+            leaves = self._number(named["leaves"], "leaves", "256")
+        clamps = None if bounds is None else tuple(map(self._number, bounds.expressions))
+        return Quantile, {
+            "q": shares,
+            "contribution_bounds_per_row": clamps,
+            "leaves": int(leaves) if leaves.denominator == 1 else float(leaves),
+            "edges": None if edges is None else self._edges(edges),
+        }
+
+    def _edges(self, node: exp.Expr) -> Any:
+        """Numbers in brackets, or a word."""
+        if isinstance(node, exp.Array | exp.Tuple):
+            return [self._number(each, "an edge", "[0, 10, 100]") for each in node.expressions]
+        if isinstance(node, exp.Literal) and node.is_string and node.name == "geometric":
+            return node.name
+        raise self._draft.refusal(
+            node, "edges are numbers that rise", "write [0, 10, 100], or 'geometric'"
+        )
+
+    def _number(self, node: exp.Expr, what: str = "a bound", example: str = "(0, 600)") -> Fraction:
         try:
             return Fraction(str(literal_value(node)))
         except (ValueError, TypeError):
-            raise self._draft.refusal(node, "a bound is a number", "write (0, 600)") from None
+            raise self._draft.refusal(node, f"{what} is a number", f"write {example}") from None
 
     def condition(self, filters: Sequence[exp.Expr]) -> Expression | None:
         """All filters in one; None if there is none."""
@@ -546,6 +581,8 @@ class QueryBuilder:
             )
             for name, node in self._draft.computed.items()
         )
+        self._refuse_lists([*self._draft.computed.values(), *self._draft.ranked.values()])
+        self._refuse_lists([each for each in (having, order, qualify) if each is not None])
         ranked = tuple(self._ranked(name, node) for name, node in self._draft.ranked.items())
         shown = self._shown((*columns, *ranked))
         if not (qualify or ranked or having or order or limit or offset or columns or shown):
@@ -569,17 +606,23 @@ class QueryBuilder:
             zone=self.zone,
         )
 
+    def _refuse_lists(self, nodes: Iterable[exp.Expr]) -> None:
+        """Lists are published as they are: no expression reads them."""
+        made = {name: getattr(each, "several", False) for name, each in self.aggregates.items()}
+        listed = {name for name, is_list in made.items() if is_list}
+        written = {canonical(self._draft.aggregates[name]): name for name in listed}
+        for node in nodes:
+            for part in node.find_all(exp.Column, exp.Anonymous):
+                name = part.name if isinstance(part, exp.Column) else written.get(canonical(part))
+                if name in listed:
+                    raise self._draft.refusal(
+                        part,
+                        f"{name} is a list, and is published as it is",
+                        "ask for the quantile alone, as PERCENTILE_CONT(x, 0.5, ...)",
+                    )
+
     def _ranked(self, name: str, node: exp.Expr) -> ComputedColumn:
         """A column that compares published rows, with the error bar of a total or a share."""
-        for window in node.find_all(Over):
-            order = window.args.get("order") or []
-            times = (each.name for term in order for each in term.find_all(exp.Column))
-            if any(name in WINDOW_COLUMNS for name in times):
-                raise self._draft.refusal(
-                    window,
-                    "a release is one window, and OVER compares the rows of one release",
-                    "compare windows in what is kept of them: dps.run(...).collect().to_pandas()",
-                )
         value = self._published_node(node)
         shared = self._draft.parameters.get("debias") is not None
         chosen = self._draft.select.args.get("having") is not None  # by noisy values
@@ -599,20 +642,22 @@ class QueryBuilder:
     def _error_bar(self, node: exp.Expr) -> ErrorBar | None:
         """The error bar of an expression of published columns; None if there is no honest one."""
         shared = self._draft.parameters.get("debias") is not None  # one noisy factor for all
-        factors = _factors(node, self.aggregates)
+        factors = linear_factors(node, self.aggregates)
         if factors is not None:
             honest = self._independent(factors) and not (shared and len(factors) > 1)
-            return ErrorBar(terms=_terms(factors), **self._about_rows) if honest else None
+            return ErrorBar(terms=nonzero_terms(factors), **self._about_rows) if honest else None
         if not isinstance(node, exp.Div) or shared:
             return None
-        above, below = (_factors(part, self.aggregates) for part in (node.this, node.expression))
+        above, below = (
+            linear_factors(part, self.aggregates) for part in (node.this, node.expression)
+        )
         if above is None or not below or set(above) & set(below):
             return None
         if not self._independent(above | below):
             return None
         return ErrorBar(
-            terms=_terms(above),
-            denominator_terms=_terms(below),
+            terms=nonzero_terms(above),
+            denominator_terms=nonzero_terms(below),
             denominator=self.expression(node.expression),
             **self._about_rows,
         )
@@ -629,8 +674,7 @@ class QueryBuilder:
             return False
         seen: set[Measure] = set()
         for name in names:
-            mine = {measure for each in self._behind for measure in each[name]}
-            mine -= of_rows if name in with_rows else set()
+            mine = self.noise_of(name) - (of_rows if name in with_rows else set())
             if seen & mine:
                 return False
             seen |= mine
@@ -656,6 +700,10 @@ class QueryBuilder:
             if counts
             else {"rows": "", "middles": ()}
         )
+
+    def noise_of(self, name: str) -> frozenset[Measure]:
+        """The measures whose noise is in an aggregate."""
+        return frozenset(measure for each in self._behind for measure in each[name])
 
     def _shown(self, columns: tuple[ComputedColumn, ...]) -> tuple[str, ...] | None:
         """The columns in SELECT's order, with their error bars; None if the engine has it so."""

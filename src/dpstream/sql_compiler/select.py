@@ -12,6 +12,7 @@ from dpstream.sql_compiler.join_clause import unit_columns
 from dpstream.sql_compiler.statement import (
     AGGREGATES,
     BOUNDED_AGGREGATES,
+    CELL_AGGREGATES,
     RELEASE_COLUMNS,
     WINDOW_COLUMNS,
     Draft,
@@ -271,6 +272,9 @@ def require_bounded_aggregates(draft: Draft) -> None:
     for call in draft.aggregates.values():
         function = call_name(call)
         arguments = [each for each in call.expressions if not isinstance(each, exp.Kwarg)]
+        if function in CELL_AGGREGATES:
+            _require_cells(draft, call, arguments)
+            continue
         if len(arguments) != 1:
             raise draft.refusal(call, f"{function} takes one column", f"write {function}(column)")
         (argument,), named = arguments, named_arguments(call)
@@ -310,6 +314,28 @@ def require_bounded_aggregates(draft: Draft) -> None:
             )
         elif isinstance(argument, exp.Star) and function != "COUNT":
             raise draft.refusal(call, f"{function}(*) has no meaning", "name a column")
+
+
+def _require_cells(draft: Draft, call: exp.Expr, arguments: list[exp.Expr]) -> None:
+    """A quantile has bounds or edges, a histogram edges; both are public."""
+    function, named = call_name(call), named_arguments(call)
+    example = CELL_AGGREGATES[function]
+    wanted = 1 + (function in ("PERCENTILE_CONT", "APPROX_QUANTILES", "HISTOGRAM"))
+    if len(arguments) != wanted or isinstance(arguments[0], exp.Star | exp.Distinct):
+        takes = "a column" if wanted == 1 else "a column and a constant"
+        raise draft.refusal(call, f"{function} takes {takes}", f"write {example}")
+    known = set() if function == "HISTOGRAM" else {BOUNDS, "leaves", "edges"}
+    for name in named.keys() - known:
+        told = f"known are {', '.join(sorted(known))}" if known else f"write {example}"
+        raise draft.refusal(call, f"{function} has no argument {name}", told)
+    bounds = named.get(BOUNDS)
+    bounded = isinstance(bounds, exp.Tuple) and len(bounds.expressions) == 2
+    if known and not bounded and (bounds or not isinstance(named.get("edges"), exp.Array)):
+        raise draft.refusal(
+            call,
+            f"{function} has no bounds: the range of its values must be public",
+            f"write {example}, with bounds that do not come from the data",
+        )
 
 
 def _other_argument(name: str, function: str, argument: exp.Expr, value: exp.Expr) -> str | None:

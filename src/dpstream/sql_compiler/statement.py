@@ -46,7 +46,19 @@ BOUNDED_AGGREGATES: dict[str, type[Sum]] = {
     "STDDEV_POP": Stddev,
 }
 """Aggregates of values, each clamped to bounds; a new one is a class and a line here."""
-AGGREGATES = ("COUNT", "COUNTIF", *BOUNDED_AGGREGATES, "APPROX_COUNT_DISTINCT")
+CELL_AGGREGATES = {
+    "MEDIAN": "MEDIAN(x, contribution_bounds_per_row => (0, 600))",
+    "MIN": "MIN(x, contribution_bounds_per_row => (0, 600))",
+    "MAX": "MAX(x, contribution_bounds_per_row => (0, 600))",
+    "PERCENTILE_CONT": "PERCENTILE_CONT(x, 0.95, contribution_bounds_per_row => (0, 600))",
+    "APPROX_QUANTILES": "APPROX_QUANTILES(x, 4, contribution_bounds_per_row => (0, 600))",
+    "HISTOGRAM": "HISTOGRAM(x, [0, 10, 100])",
+}
+"""Quantiles and histograms, and how each is written."""
+AGGREGATES = (
+    *("COUNT", "COUNTIF", *BOUNDED_AGGREGATES, *CELL_AGGREGATES),
+    "APPROX_COUNT_DISTINCT",
+)
 WINDOW_COLUMNS = ("window_start", "window_end")
 RELEASE_COLUMNS = ("trigger_time", "release_index")
 KEPT_SHARE = "kept_share"
@@ -76,13 +88,17 @@ class Item(exp.Expression):
 
 
 class Over(exp.Expression):
-    """A function of several published rows: its name `this`, PARTITION BY `parts`, ORDER BY."""
+    """A function of several published rows: its name `this`, PARTITION BY `parts`, ORDER BY.
+
+    `frame`: ROWS BETWEEN ..., as sqlglot has it; `other`: it has what is not known.
+    """
 
     arg_types: ClassVar[dict[str, bool]] = {
         "this": True,
         "expressions": False,
         "parts": False,
         "order": False,
+        "frame": False,
         "other": False,
     }
 
@@ -119,6 +135,7 @@ def _over_text(self: Any, node: exp.Expr) -> str:
     parts = self.expressions(node, key="parts", flat=True)
     order = self.expressions(node, key="order", flat=True)
     spec = [f"PARTITION BY {parts}" if parts else "", f"ORDER BY {order}" if order else ""]
+    spec.append(self.sql(node, "frame"))
     given = self.expressions(node, flat=True)
     return f"{node.this}({given}) OVER ({' '.join(filter(None, spec))})"
 
@@ -374,12 +391,13 @@ def _name_units(tree: exp.Expr) -> None:
     for window in list(tree.find_all(exp.Window)):
         call, order = window.this, window.args.get("order")
         if isinstance(call, exp.Anonymous):
-            known = {"this", "partition_by", "order", "over"}
+            known = {"this", "partition_by", "order", "over", "spec"}
             made = Over(
                 this=call.name.upper(),
                 expressions=call.expressions,
                 parts=window.args.get("partition_by"),
                 order=[] if order is None else order.expressions,
+                frame=window.args.get("spec"),
                 other=bool(present_args(window) - known),
             )
             window.replace(made.update_positions(call))

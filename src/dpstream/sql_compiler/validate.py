@@ -38,7 +38,7 @@ _REFUSED_CLAUSES = {
     "LATERALS": ("LATERAL is not known", "write FROM log, UNNEST(tags) AS tag"),
     "WINDOWS": ("a window function looks at other rows", "use TUMBLE for windows of time"),
     "SAMPLE": ("TABLESAMPLE draws rows at random, outside of the ledger", "leave it out"),
-    "PIVOTS": ("PIVOT is not known", "use CASE in the aggregates"),
+    "PIVOTS": ("PIVOT is not known", "use it around: FROM (SELECT ...) PIVOT(...)"),
     "INTO": ("INTO is not known", "give the sink to the run"),
 }
 
@@ -85,7 +85,11 @@ def refuse_unknown_clauses(draft: Draft) -> None:
         or group.find(exp.Rollup, exp.Cube, exp.GroupingSets)
     ):
         raise draft.refusal(
-            group, "only plain columns can be grouped by", "run a query for each set of keys"
+            group,
+            "only plain columns can be grouped by",
+            "run a query for each set of keys, or add up what is published, which costs nothing: "
+            "SELECT a, b, SUM(n) AS n FROM (SELECT WITH DIFFERENTIAL_PRIVACY ... GROUP BY a, b) "
+            "GROUP BY ROLLUP (a, b)",
         )
 
 
@@ -114,7 +118,8 @@ def refuse_window_functions_of_rows(draft: Draft) -> None:
                 "use TUMBLE for windows of time; published rows may be compared, in the outer "
                 "SELECT, QUALIFY and ORDER BY",
             )
-        if not isinstance(node, Over) or node.this not in OVER_FUNCTIONS or node.args.get("other"):
+        other = node.args.get("other") or node.args.get("frame")
+        if not isinstance(node, Over) or node.this not in OVER_FUNCTIONS or other:
             raise draft.refusal(
                 node,
                 f"{canonical(node)} is not known: OVER takes PARTITION BY and ORDER BY alone",
@@ -202,6 +207,7 @@ _CLOCK = (
     "changes with the clock: a replay would publish other numbers",
     "use the time column, or a constant such as TIMESTAMP '2024-05-01'",
 )
+_CHANGING = {*_CLOCK_WORDS, "NOW", "GETDATE", "TODAY", "RAND", "RANDOM", "UUID", "GENERATE_UUID"}
 _REFUSED_CALLS = (
     (
         {f"ANON_{name}" for name in (*AGGREGATES, "PERCENTILE_CONT", "QUANTILES")},
@@ -224,7 +230,7 @@ _REFUSED_CALLS = (
     ),
     (
         {
-            *("MIN", "MAX", "ARG_MIN", "ARG_MAX", "MIN_BY", "MAX_BY", "MODE", "ANY_VALUE"),
+            *("ARG_MIN", "ARG_MAX", "MIN_BY", "MAX_BY", "MODE", "ANY_VALUE"),
             *("FIRST", "LAST", "FIRST_VALUE", "LAST_VALUE", "APPROX_TOP_COUNT"),
             *("ARRAY_AGG", "ARRAY_CONCAT_AGG", "STRING_AGG", "LISTAGG", "GROUP_CONCAT", "JSON_AGG"),
         },
@@ -233,8 +239,8 @@ _REFUSED_CALLS = (
     ),
     (
         {
-            *("VAR", "VAR_SAMP", "STDDEV_SAMP", "CORR", "COVAR_POP", "COVAR_SAMP", "MEDIAN"),
-            *("QUANTILE", "PERCENTILE_CONT", "PERCENTILE_DISC", "APPROX_QUANTILES"),
+            *("VAR", "VAR_SAMP", "STDDEV_SAMP", "CORR", "COVAR_POP", "COVAR_SAMP"),
+            *("QUANTILE", "PERCENTILE_DISC"),
             *("BIT_AND", "BIT_OR", "LOGICAL_AND", "LOGICAL_OR", "GROUPING"),
         },
         "is not offered",
@@ -242,6 +248,13 @@ _REFUSED_CALLS = (
     ),
 )
 """Names, what is wrong with them, and what to do instead."""
+
+
+def refuse_changing_calls(draft: Draft, node: exp.Expr) -> None:
+    """What is made of published rows is the same in a replay: no clock, no dice."""
+    for names, reason, fix in _REFUSED_CALLS:
+        for call in find_calls(node, names & _CHANGING):
+            raise draft.refusal(call, f"{call_name(call)} {reason}", fix)
 
 
 def refuse_unsafe_calls(draft: Draft) -> None:

@@ -1,14 +1,17 @@
 """A run that was ended draws nothing more; the ledger also knows the last period it has begun."""
 
+from contextlib import closing
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
 
-from dpstream.errors import InvalidParameter, LedgerError, StateError
+from dpstream.errors import BudgetExceeded, InvalidParameter, LedgerError, StateError
 from dpstream.privacy.ledger.charges import Cells, Charge, Terms
 from dpstream.privacy.ledger.ledger import Ledger
 
 USERS = Terms(unit="user", total=8, measure="mu_squared", period="1 day")
+SMALL = Fraction(2)
 
 
 def charge(run="old", **more):
@@ -101,3 +104,71 @@ def test_a_file_tells_the_next_process(tmp_path):
     assert again.known("old") == known
     assert (known.begun, known.ended) == (-3, ("lost", "ana"))
     again.close()
+
+
+def dated(run, first, last=None, amount=1):
+    """A charge that names periods."""
+    return replace(charge(run, digest="d"), amount=Fraction(amount), periods=(first, last))
+
+
+@pytest.fixture
+def daily(ledger):
+    """The book with a run from period 5 on that takes three parts of four."""
+    for run in ("daily", "place"):
+        ledger.register("clicks", run, run, kept=True)
+    ledger.charge("clicks", dated("daily", 5, amount=3 * SMALL), lambda step: "d")
+    ledger.note_begun("clicks", "daily", 6)
+    return ledger
+
+
+SAID = {"because": "it is changed", "who": "ana"}
+
+
+def test_a_run_that_is_to_end_with_a_period_begins_none_after_it(daily):
+    """And pays for none: others may. Taken back, the periods must be free still."""
+    with pytest.raises(BudgetExceeded):
+        daily.charge("clicks", dated("next", 8, amount=2 * SMALL))
+    daily.limit("clicks", "daily", 7, **SAID)
+    daily.note_begun("clicks", "daily", 7)
+    with pytest.raises(LedgerError, match="was to end"):
+        daily.note_begun("clicks", "daily", 8)
+    daily.limit("clicks", "daily", None, **SAID)
+    daily.limit("clicks", "daily", 7, **SAID)
+    assert daily.charge("clicks", dated("next", 8, amount=2 * SMALL))
+    with pytest.raises(BudgetExceeded, match="given to others"):
+        daily.limit("clicks", "daily", None, **SAID)
+    with pytest.raises(LedgerError, match="begun a later period"):
+        daily.limit("clicks", "daily", 6, **SAID)
+    with pytest.raises(LedgerError, match="names periods"):
+        daily.limit("clicks", "old", 6, **SAID)
+    assert daily.rehearsal().report() == daily.report()
+
+
+def test_a_place_that_was_held_is_given_to_its_run_at_once(daily):
+    """One record does both: it is never counted twice, and nobody comes between."""
+    daily.limit("clicks", "daily", 7, **SAID)
+    daily.charge("clicks", dated("place", 8, amount=3 * SMALL), lambda step: "d")
+    before = daily.report()
+    with pytest.raises(BudgetExceeded):  # it does not fit, though nothing is held
+        daily.charge("clicks", dated("run", 7, amount=SMALL), lambda step: "d", instead_of="place")
+    assert daily.report() == before
+    ours = dated("run", 8, amount=4 * SMALL - SMALL / 2)
+    assert daily.charge("clicks", ours, lambda step: "d", instead_of="place")
+    assert not daily.charge("clicks", ours, lambda step: "d", instead_of="place")
+    (book,) = daily.report()
+    runs = [line["run"] for line in book["spent_on"]]
+
+    assert sorted(runs) == ["daily", "old", "run"]
+    assert daily.known("place").voided
+    with pytest.raises(StateError, match="ended for good"):
+        daily.charge("clicks", dated("place", 9))
+    assert daily.rehearsal().report() == daily.report()
+    if daily.path is not None:
+        with closing(Ledger(daily.path)) as again:
+            assert again.report() == daily.report()
+
+
+def test_a_run_that_has_begun_holds_no_place(daily):
+    """What it has drawn stays charged."""
+    with pytest.raises(LedgerError, match="stays"):
+        daily.charge("clicks", dated("run", 9), lambda step: "d", instead_of="daily")

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +63,21 @@ class ThresholdWithoutPlusOne(NoisePlan):
         """One lower."""
         plan: WindowPlan = super().window(releases)
         return replace(plan, thresholds=plan.thresholds - 1)
+
+
+class LevelsChargedOnce(NoisePlan):
+    """Each level of a quantile's tree gets all that its levels have together.
+
+    True: a row moves one node of every level, so h levels lose h times what one does.
+    """
+
+    @cached_property
+    def shares(self) -> tuple[Fraction, ...]:
+        """Those of the plan, for levels as many times as there are."""
+        first, depth = len(self.query.measures), len(self.query.levels)
+        shares = super().shares
+        levels = (depth * share for share in shares[first : first + depth])
+        return (*shares[:first], *levels, *shares[first + depth :])
 
 
 class TailPerTrigger(NoisePlan):

@@ -71,7 +71,9 @@ class DirectorySink:
             with wrap_write_errors(marker):
                 known = marker.read_text() if marker.exists() else run
             if known != run:
-                raise another_run(self._folder, name)
+                known, mark = file_name(name, 0, 0, self._suffix), self._marker(name).name
+                files = f"{known.partition('-w')[0]}-w*.{self._suffix} and {mark}"
+                raise another_run(self._folder, name, files=files)
 
     def _marker(self, query: str) -> Path:
         return self._folder / f".{safe_name(query)}.run"

@@ -251,6 +251,10 @@ class PostgresLedger:
         """Every record from the first on, with those of this section."""
         return self._parse([*self._fetch(0), *self._pending], 0, NO_TAG)[0]
 
+    def read_lines(self) -> Rows:
+        """Every line as it stands, with the offset at which it begins."""
+        return self._fetch(0)
+
     def append(self, records: Iterable[Record]) -> None:
         """Add records to those that the section writes at its end."""
         header = [] if self._offset else [{"dpstream": _KIND, "format": FORMAT}]

@@ -138,6 +138,8 @@ def _type(kind: pa.DataType) -> str:
         return f"numeric({kind.precision}, {kind.scale})"
     if pa.types.is_date(kind):
         return "date"
+    if pa.types.is_list(kind):
+        return "jsonb"
     return "bytea" if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) else "text"
 
 

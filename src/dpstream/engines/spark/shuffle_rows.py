@@ -29,8 +29,8 @@ class Shape:
     """The columns of one query's rows in a packet: values that are summed, measures, keys."""
 
     def __init__(self, query: Query) -> None:
-        self.values = sum(measure.columns_of_values for measure in query.measures)
-        self.measures, self.keys = len(query.measures), tuple(query.keys)
+        self.values = sum(measure.columns_of_values for measure in query.value_measures)
+        self.measures, self.keys = len(query.measures) + query.found, tuple(query.keys)
 
     def packed(self, rows: Rows, **more: Any) -> pa.Table:
         """Rows as a table; `more` are columns beside, or in place of, their own."""

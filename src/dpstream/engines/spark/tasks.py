@@ -332,7 +332,7 @@ def _kept(task: PublishTask, rows: Rows, keep_mask: Any) -> pa.Table:
     """What is kept of a step and window: a row for each group, however many it has here.
 
     So a key that half of the rows have costs its bucket no more than others. Where keys are found
-    in rounds, or distinct values are counted, the rows themselves go on.
+    in rounds, distinct values are counted or values fall into cells, the rows themselves go on.
     """
     query, shape = task.plan.query, task.shape
     if not query.sends_rows:

@@ -351,6 +351,8 @@ class KnownRun:
     """Does it have a state directory, and so tell of every step before it draws?"""
     voided: bool = False
     """Was its charge given back?"""
+    until: int | None = None
+    """The last period that it may begin, where it is to end with one."""
 
     def apply(self, record: Record) -> None:
         """Take in a record about this run."""
@@ -365,6 +367,8 @@ class KnownRun:
             self.kept = self.kept or record.get("kept", False)
         elif "voided" in record:
             self.voided = True
+        elif "until" in record:
+            self.until = record["until"]
         elif "epoch" in record:
             self.epoch, self.kept = record["epoch"], True
         elif "reached" in record:
@@ -392,6 +396,8 @@ class KnownRun:
             facts.append(registration(self.fingerprint, self.analyst, kept=self.kept))
         if self.voided:
             facts.append({"voided": True})
+        if self.until is not None:
+            facts.append({"until": self.until})
         if self.epoch:
             facts.append({"epoch": self.epoch})
         if self.digests:

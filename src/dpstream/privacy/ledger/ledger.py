@@ -63,7 +63,6 @@ from dpstream.privacy.ledger.store import (
     LedgerPlace,
     LedgerStore,
     Overtaken,
-    ServerStore,
     as_ledger_place,
     open_store,
 )
@@ -252,14 +251,19 @@ class Ledger:
         digest_at: DigestAt = lambda step: "",
         *,
         verified: bool = False,
+        instead_of: str = "",
     ) -> bool:
         """Write the charge down, or raise BudgetExceeded; False if it was there already.
 
         A charge made before must have read the same input. `verified` says that the caller's own
         log has just shown that, for a replay whose digests do not reach the recorded ones.
+        `instead_of`: a run that has held the place of this one, and was to begin no step. Its
+        charge is given back by the record that makes this one.
         """
         with self._locked():
             self._refuse_ended(charge.run)
+            if instead_of:
+                return self._charge_instead(dataset, charge, digest_at, instead_of)
             oldest = charge.step if charge.kind == "close" else charge.cells.first
             book = self._book(dataset, oldest=oldest)
             charge = book.priced(charge)
@@ -286,6 +290,26 @@ class Ledger:
                     shares.add(part)
             self._settle(self._book(dataset), charge.cells.first)
             return bool(parts)
+
+    def _charge_instead(self, dataset: str, charge: Charge, digest_at: DigestAt, held: str) -> bool:
+        """Charge a run whose place another one has held, if that one has not begun or ended."""
+        book, known = self._book(dataset), self._known(held)
+        if known.ended is not None or all(line[0] != held for line in book.spent_on):
+            return self.charge(dataset, charge, digest_at)
+        refuse_void(dataset, book, held, known)
+        charge = book.priced(charge)
+        if not book.missing(charge, digest_at):
+            return False
+        free = book.with_charges(book.terms, [c for c in book.charges() if c.run != held])
+        refuse_overspend(dataset, free, charge, self.path)
+        if free.principals:
+            shares = Shares(free, lambda run: self._known(run).analyst)
+            shares.refuse(dataset, charge, self.path)
+        epoch = mint_run_id().hex()
+        record = {"dataset": dataset, "instead_of": held, "epoch": epoch} | charge.to_json()
+        self._append(record)
+        self._apply(record)
+        return True
 
     @_done_anew
     def interval_end(
@@ -453,9 +477,43 @@ class Ledger:
         """
         with self._locked():
             self._refuse_ended(run)
-            begun = self._known(run).begun
+            begun, until = self._known(run).begun, self._known(run).until
+            if until is not None and period > until:
+                raise LedgerError(
+                    f"run {run[:8]} was to end with the last period before this one (dpstream "
+                    "apply), and nothing more of it is paid for; have the change taken up: start "
+                    "the pipeline again, or send SIGHUP (dpstream serve: POST /reload)"
+                )
             if begun is None or period > begun:
                 self._note(dataset, run, begun=period)
+
+    @_done_anew
+    def limit(self, dataset: str, run: str, until: int | None, *, because: str, who: str) -> None:
+        """Let a run begin no period after `until`, and pay for none; None: take that back.
+
+        Later periods are free for others from now on. Taken back, they must be free still.
+        """
+        _refuse_no_reason("the last period of a run", because)
+        with self._locked():
+            self._refuse_ended(run)
+            book, known = self._book(dataset), self._known(run)
+            if known.until == until:
+                return
+            if not book.account.periods.of_run(run):
+                raise LedgerError(f"run {run[:8]} has no charge to {dataset!r} that names periods")
+            if until is not None and known.begun is not None and until < known.begun:
+                raise LedgerError(f"run {run[:8]} has begun a later period already")
+            record = {"dataset": dataset, "run": run, "until": until}
+            wider = book.with_charges(book.terms, book.charges())
+            wider.account.periods.limit(run, until)
+            try:
+                refuse_too_small(dataset, wider, self.path, had=book.terms)
+            except BudgetExceeded:
+                raise BudgetExceeded(
+                    f"{book_in_words(dataset, self.path)}: the later periods of run {run[:8]} were "
+                    "given to others since, and cannot be given back to it"
+                ) from None
+            self._change(record, because, who)
 
     @_done_anew
     def end(self, dataset: str, run: str, *, because: str, who: str) -> None:
@@ -595,46 +653,72 @@ class Ledger:
             self.path, self._journal = path, file._journal
             self._start_over()
 
-    def move_to(self, place: LedgerAddress, *, because: str, who: str) -> None:
-        """Move a ledger file, as it is, to a server that has none there.
+    def move_to(self, place: LedgerPlace, *, because: str, who: str) -> None:
+        """Move a ledger file, as it is, to a server that has none there, or back to a new file.
 
-        The file is fenced first: whatever still runs with it is refused at its next step. A kill
+        The old one is fenced first: whatever still runs with it is refused at its next step. A kill
         between the two leaves nothing that can be charged; the same call goes on from there.
         """
         _refuse_no_reason("a move", because)
-        journal = self._journal
-        if not isinstance(journal, Journal):
-            raise LedgerError(f"only a ledger file can be moved to a server; got {self.path}")
-        store = place.open()
-        with self._lock, closing(store), journal.locked(), store.locked():
-            self._start_over()
+        old, to_server = self._journal, isinstance(place, LedgerAddress)
+        if old is None or to_server == isinstance(self.path, LedgerAddress):
+            raise LedgerError(
+                f"a ledger is moved from a file to a server, or back; got {self.path} and {place}"
+            )
+        said = {"because": because, "who": who}
+        with self._lock:
             try:
-                self._move(journal, store, place, {"because": because, "who": who})
+                if isinstance(place, LedgerAddress):
+                    self._move_to_server(old, place, said)
+                else:
+                    self._move_to_file(old, Path(os.path.abspath(str(place))), said)
             finally:
                 self._start_over()
 
-    def _move(
-        self, journal: Journal, store: ServerStore, place: LedgerAddress, said: Record
-    ) -> None:
-        """Fence the file, then fill the server; each part only if it was not done before."""
-        records, there = journal.read_new(), store.read_new()
+    def _move_to_server(self, old: LedgerStore, place: LedgerAddress, said: Record) -> None:
+        with closing(place.open()) as store, old.locked(), store.locked():
+            lines, known = self._fence(old, place, store.read_new(), said)
+            if lines:
+                store.fill(lines, known)
+
+    def _move_to_file(self, old: LedgerStore, file: Path, said: Record) -> None:
+        there: list[Record] = []
+        if file.exists():
+            with closing(open_store(file)) as other, other.locked():
+                there = other.read_new() or [{}]
+        with old.locked():  # a server's fence is durable when its section is over
+            self._fence(old, file, there, said)
+        with old.locked():
+            lines, known = self._fence(old, file, there, said)
+            if lines:
+                Journal.write_copy(file, lines, known, error=LedgerError)
+
+    def _fence(
+        self, old: LedgerStore, place: LedgerPlace, there: list[Record], said: Record
+    ) -> tuple[list[tuple[int, str]], Record]:
+        """Fence a ledger that is moved, once; its lines, none if the new one has them already.
+
+        `there`: what the new one holds. A record for it to end with says where they come from.
+        """
+        self._start_over()
+        records = old.read_new()
         fence = next((record for record in records if "moved" in record), None)
         if fence is not None and fence["moved"] != str(place):
             raise LedgerError(f"{self.path} was moved to {fence['moved']} before")
-        came = any(journal.identity() in record.get("identities", []) for record in there)
+        came = any(old.identity() in record.get("identities", []) for record in there)
         if there and not (fence and came):
             raise LedgerError(
                 f"{place} is a ledger with records of its own, and two budgets are not one; name "
-                "another (?schema=...)"
+                "another (on a server: ?schema=...)"
             )
-        lines = journal.read_lines()
+        lines = [] if came else old.read_lines()
         if fence is None:
             self._append({"moved": str(place), **said})
         else:
             lines = lines[: records.index(fence) - len(records)]
-        if not there:
-            known = {"moved_from": str(journal.place), "identities": journal.identities}
-            store.fill(lines, known | said | {"at": _now()})
+        before = [each for r in records for each in r.get("identities", [])]
+        identities = [*before, *(old.identities if isinstance(old, Journal) else [old.identity()])]
+        return lines, {"moved_from": str(old.place), "identities": identities, **said, "at": _now()}
 
     def repair(self, *, because: str) -> None:
         """Take the file as it is although its head is lost, or says that it held more.
@@ -762,15 +846,22 @@ class Ledger:
                 self._books[record["dataset"]].account.periods.begin(run, record["begun"])
             elif "ended" in record:
                 self._books[record["dataset"]].account.periods.end(run)
+            elif "until" in record:
+                self._books[record["dataset"]].account.periods.limit(run, record["until"])
             elif "voided" in record:
                 self._apply_change(record)
-            if "begun" in record or "ended" in record:
+            if not record.keys().isdisjoint(("begun", "ended", "until")):
                 self._shares.pop(record["dataset"], None)
         elif "peak" in record:
             account = self._books[record["dataset"]].account
             account.peak = max(account.peak, record["peak"])
         elif "amount" in record:  # others are for people
             charge = Charge.from_json(record)
+            if held := record.get("instead_of"):
+                note = {"dataset": record["dataset"], "run": held, "who": ""}
+                because = f"run {charge.run[:8]} has begun, whose place it held"
+                self._apply(note | {"ended": because, "epoch": record["epoch"]})
+                self._apply(note | {"voided": because})
             self._books[record["dataset"]].add(charge)
             if record["dataset"] in self._shares:
                 self._shares[record["dataset"]].add(charge)

@@ -3,7 +3,8 @@
 A charge then names the periods whose rows its run reads: `first` to `last`, or from `first` on. A
 unit of period p loses the sum of the charges whose range has p, and every such sum must fit into
 the book (`docs/soundness/periods.md`). A run that was ended has read nothing beyond the last period
-that it has begun, so its charge ends there; one that has begun none costs nothing.
+that it has begun, so its charge ends there; one that has begun none costs nothing. A run that is to
+end with a period may begin none after it, and its charge ends there, too.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ class _Span:
     run: str
     first: int
     last: float
+    charged: float
+    """The last period that its charge names; it may end before."""
     loss: Loss
 
 
@@ -43,6 +46,7 @@ class PeriodLosses:
         self._spans: list[_Span] = []
         self._begun: dict[str, int] = {}
         self._ended: set[str] = set()
+        self._limits: dict[str, int] = {}
 
     def __bool__(self) -> bool:
         return bool(self._spans)
@@ -52,13 +56,26 @@ class PeriodLosses:
         assert charge.periods is not None
         first, last = charge.periods
         loss = Loss(charge.units, charge.delta_slack, charge.rounding_slack)
-        self._spans.append(_Span(charge.run, first, inf if last is None else last, loss))
+        charged = inf if last is None else last
+        ends = min(charged, self._limits.get(charge.run, inf))
+        self._spans.append(_Span(charge.run, first, ends, charged, loss))
         if charge.run in self._ended:
             self.end(charge.run)
 
     def begin(self, run: str, period: int) -> None:
         """The windows that a run draws reach into this period."""
         self._begun[run] = max(self._begun.get(run, period), period)
+
+    def limit(self, run: str, last: int | None) -> None:
+        """The run begins no period after this one (None: it may, as its charge says)."""
+        self._limits.pop(run, None)
+        if last is not None:
+            self._limits[run] = last
+        for span in self._spans:
+            if span.run == run:
+                span.last = span.charged if last is None else min(span.charged, last)
+        if run in self._ended:
+            self.end(run)
 
     def end(self, run: str) -> None:
         """The run draws nothing more: it costs the periods up to the last one that it has begun."""
@@ -113,6 +130,8 @@ class PeriodLosses:
     def keep_runs(self, other: PeriodLosses) -> None:
         """Take over what is known of runs."""
         self._begun = other._begun
+        for run, last in other._limits.items():
+            self.limit(run, last)
         for run in other._ended:
             self.end(run)
 

@@ -51,6 +51,9 @@ class LedgerStore(Protocol):
     def read_all(self) -> list[Record]:
         """Every record from the first on."""
 
+    def read_lines(self) -> list[tuple[int, str]]:
+        """Every line as it stands, with the offset at which it begins."""
+
     def append(self, records: Iterable[Record]) -> None:
         """Write a record after everything read so far."""
 

@@ -118,10 +118,30 @@ class Journal:
     ) -> None:
         """Make a file with a head that holds these records: whole, or not at all."""
         data, tag = to_lines(NO_TAG, [{"dpstream": kind, "format": FORMAT}, *records])
+        cls._put(path, data, JournalEnd(len(data), tag), error)
+
+    @classmethod
+    def write_copy(
+        cls, path: Path, lines: list[tuple[int, str]], record: Record, *, error: type[DpstreamError]
+    ) -> None:
+        """Make a file with a head of another journal's `read_lines`, and a record behind them.
+
+        Offsets and tags stay, so whoever has noted an end of the other one finds it here.
+        """
+        start, last = lines[-1]
+        end = start + len(last.encode()) + 1, last[:16]
+        if start == 0:  # a header alone
+            end = tuple(json.loads(last[17:]).get("base", end))
+        data, tag = to_lines(end[1], [record])
+        whole = "".join(f"{line}\n" for _, line in lines).encode() + data
+        cls._put(path, whole, JournalEnd(end[0] + len(data), tag), error)
+
+    @classmethod
+    def _put(cls, path: Path, data: bytes, end: JournalEnd, error: type[DpstreamError]) -> None:
         temporary = write_hidden(path, data)
         try:
             head = _Head(Path(os.path.realpath(path)), error)
-            head.begin(len(data), tag)
+            head.begin(end.offset, end.tag)
             os.link(temporary, path)
         except FileExistsError:
             raise error(f"{path} exists already; it is never overwritten") from None
