@@ -41,6 +41,7 @@ from dpstream.engines.run_storage import (
     known_types,
     paths_to_make,
 )
+from dpstream.engines.table_versions import keep_first_versions, refuse_changed_table
 from dpstream.errors import BudgetExceeded, InvalidInput, InvalidParameter, LedgerError, StateError
 from dpstream.group_by.release_table import release_schema
 from dpstream.privacy.ledger.ledger import Ledger
@@ -160,6 +161,7 @@ class Run(ABC):
         if self.folder is None:
             ledger = self.ledger if isinstance(self.ledger, Ledger) else Ledger(self.ledger)
             return None, Secret.of(self.secret), ledger
+        refuse_changed_table(self.query, self.folder)
         about, secret = find_run(
             self.folder,
             kind=kind,
@@ -169,6 +171,7 @@ class Run(ABC):
             given_secret=self.secret,
         )
         with wrap_write_errors(self.folder):
+            keep_first_versions(self.query, self.folder)
             return about, secret, open_ledger(self.folder, about, self.ledger)
 
     @abstractmethod
@@ -425,7 +428,7 @@ class QueryRun(Run):
         With a fixed run id, which is for tests, window keys are derived instead of drawn.
         """
         folder, run_id, facts = self.folder, self.options.run_id, self._facts()
-        made = () if folder is None else paths_to_make(folder, self.ledger)
+        made = () if folder is None else paths_to_make(folder, self.query, self.ledger)
         run, buckets, notes = run_id or mint_run_id(), self._default_buckets(), self._notes()
         about, secret, ledger = self._find_run(KIND, facts)
         keys: Any = MemoryWindowKeys(derived_for_tests=None if run_id is None else secret)
