@@ -308,6 +308,8 @@ class Run(ABC):
     def operator_facts(self) -> dict[str, Any]:
         """What became of the rows, and how far behind it is: for the operator alone."""
         facts: dict[str, Any] = dict(self.operator.counts())
+        if self.operator.stale_tables:
+            facts["stale_tables"] = sorted(self.operator.stale_tables)
         if self.live:
             due, source = self.next_trigger, self.source
             late = 0.0 if due is None else max(0, self.clock.now() - due) / 1e6

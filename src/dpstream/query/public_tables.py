@@ -111,5 +111,5 @@ def missing_table(name: str, why: str = "is joined") -> InvalidParameter:
         f"--public {name}=FILE (public={{{name!r}: ...}} in Python, [[public]] in a pipeline); if "
         f"its rows belong to the privacy units and it is joined on the unit, --registry {name}=FILE"
         f" (registry=..., [[registry]]); rows of two streams are never joined, for a unit's rows "
-        "would meet another's"
+        "would meet another's: read both with UNION ALL"
     )
