@@ -13,14 +13,7 @@ from dpstream.errors import InvalidParameter, StateError
 from dpstream.privacy.state.backup import Restoration, back_up, move
 from tests.support.fixed import SECRET
 from tests.support.kill_and_replay import BeforeDiskOperation, KindOfRun, kill_and_replay
-from tests.support.live_runs import (
-    HOUR,
-    ScriptedClock,
-    arrivals,
-    last_releases,
-    rows,
-    seconds_before,
-)
+from tests.support.live_runs import HOUR, ScriptedClock, drop, last_releases, rows, seconds_before
 from tests.support.runs import charges, options, published
 
 OPTIONS = """WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 8, delta = 1e-5,
@@ -44,19 +37,28 @@ def write(place, table):
     os.rename(place / ".pages.csv", place / "pages.csv")
 
 
+def arrivals(place):
+    """Rows come in the middle of every hour."""
+    times = [number * HOUR + HOUR // 2 for number in range(6)]
+    return [
+        (time, lambda time=time: drop(place / "in", f"{time}.parquet", rows(seconds_before(time))))
+        for time in times
+    ]
+
+
 def changes(place):
     """Every second hour the table is another."""
     return [(n * HOUR - 1, lambda n=n: write(place, version(n))) for n in (2, 4, 6)]
 
 
 def start(place, *, events=changes, refresh="2 hours", **named):
-    """A run over a growing directory; the clock goes on where it was."""
+    """A run over a growing directory; the clock goes on where it was, or just before that."""
     (place / "in").mkdir(parents=True, exist_ok=True)
     if not (place / "pages.csv").exists():
         write(place, version(0))
     keep = place / "clock"
-    now = int(keep.read_text()) if keep.exists() else 0
-    script = [*arrivals(place / "in"), *events(place)]
+    now = max(int(keep.read_text()) - 2, 0) if keep.exists() else 0  # before its trigger
+    script = [*arrivals(place), *events(place)]
     settings = {
         "source": place / "in",
         "live": True,
