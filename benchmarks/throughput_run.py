@@ -85,8 +85,8 @@ def publish(log: Path, place: Path, table: Path | None = None) -> tuple[int, int
         options=EngineOptions(snapshot_every=SNAPSHOT_EVERY),
     )
     releases = keys = stored = 0
-    for table in run:
-        releases, keys = releases + 1, table.num_rows
+    for release in run:
+        releases, keys = releases + 1, release.num_rows
         if releases == TRIGGERS - 1:  # the last one ends the window, and its state goes
             stored = _bytes_under(place / "state" / "segments")
     return releases, keys, stored

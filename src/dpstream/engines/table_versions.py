@@ -54,7 +54,8 @@ def refuse_changed_table(query: RowSpec, folder: Path) -> None:
 
     The rest of what fixes a run is compared where the run is opened.
     """
-    about, joining = read_about(folder), query.prepare
+    about = read_about(folder)
+    joining: object = query.prepare
     if about is None or not isinstance(joining, Joining):
         return
     was = re.findall(r" IS ([0-9a-f]{64})", about["facts"].get("prepare", ""))
