@@ -101,6 +101,17 @@ def test_numbers_are_those_of_the_plan():
     assert told.budget["mu_squared"] == pytest.approx(float(plan.calibrated.mu_squared))
 
 
+def test_what_floats_leave_no_room_for_is_not_measured_and_that_is_said():
+    """A trigger a second for a day: with totals it would take more than a book has for rounding."""
+    often = {"window": dps.Tumble("1 day"), "public_groups": ["a", "b"], "epsilon": 4}
+    told, rare = (explain(query(every=every, **often)) for every in ("1 second", "1 hour"))
+
+    assert "what the bounds drop is not measured" in told.budget["words"]
+    assert "kept_share" not in [each["name"] for each in told.schema]
+    assert "not measured" not in rare.budget["words"]
+    assert "kept_share" in [each["name"] for each in rare.schema]
+
+
 @pytest.mark.parametrize(
     ("groups", "each", "rows"), [(4, 1, None), (4, 3, None), (4, 3, 7), (9, 2, 5)]
 )

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import dpstream as dps
-from dpstream.mechanisms import Spas
+from dpstream.mechanisms import Spas, Uniform
 from tests.support.fixed import SECRET
 from tests.support.kill_and_replay import AfterReleases, kill_and_replay, kill_everywhere
 from tests.support.live_runs import live, settled
@@ -44,7 +44,7 @@ def test_a_run_that_begins_anew_is_found_out(tmp_path):
     """The control: noise that is drawn again for a release that was shown."""
 
     def start(place):
-        with dps.Runner(Spas(epsilon=1, window=3), secret=SECRET) as runner:
+        with dps.Runner(Uniform(epsilon=1, window=3), secret=SECRET) as runner:
             for row in BLOCK:
                 for release in runner.step(row):
                     keep_release(place / "out", release)

@@ -242,6 +242,28 @@ def test_errors_of_a_variance_are_those_of_its_parts_to_first_order():
     assert np.std(found) == pytest.approx(np.mean(declared), rel=0.05)
 
 
+def test_the_interval_of_a_standard_deviation_holds_it_where_values_are_alike():
+    """20,000 draws of noise: 95% have a standard error of 0.15%. The deviation to both sides of it
+    would hold too few."""
+    made = Stddev("d", column="x", contribution_bounds_per_row=(0, 10), quantum="0.01")
+    squares, sums, _ = made.measures(one_row=False)
+    values = np.random.default_rng(1).normal(5, 0.05, 5000)
+    exact = [squares.on_grid(values).sum(), sums.on_grid(values).sum(), 5000]
+    drawn = np.random.default_rng(2).normal(size=(3, 20_000))
+    noisy = {
+        measure: (np.rint(number + deviation * noise).astype(np.int64), deviation)
+        for measure, number, deviation, noise in zip(
+            made.measures(one_row=False), exact, [20_000.0, 4000.0, 20.0], drawn, strict=True
+        )
+    }
+    asked = {"one_row": False, "nonnegative": False, "deviations": 1.96}
+    table, truth = answer_columns([made], noisy, **asked), values.std()
+    around = np.abs(table["d"] - truth) <= 1.96 * table["d_stddev"]
+
+    assert np.mean((table["d_low"] <= truth) & (truth <= table["d_high"])) > 0.94
+    assert np.mean(around) < 0.9
+
+
 def test_intervals_are_as_wide_as_asked_and_cut_to_what_is_possible():
     """A count is not below 0; a mean lies between its clamps."""
     reading = {"one_row": False, "nonnegative": False, "deviations": 2.0}

@@ -219,10 +219,17 @@ def test_periods_of_three_kinds_share_a_book_and_a_person_sees_what_is_lost():
     for query in (asked(), asked("7 days"), asked("forever")):
         dps.run(query, source=as_frame(), ledger=ledger).finish()
     (book,) = ledger.report()
-    one = plan_query(asked()).calibrated.mu_squared
+    day, week, ever = (
+        plan_query(asked(*period)).calibrated.mu_squared
+        for period in ((), ("7 days",), ("forever",))
+    )
 
-    assert Fraction(book["spent"]) == 5 * one
-    assert [loss_over(book, days) / one for days in (1, 7, 365)] == [5, 7 + 4 + 2, 14 + 6 + 2]
+    assert Fraction(book["spent"]) == day + 2 * week + 2 * ever
+    assert [loss_over(book, days) for days in (1, 7, 365)] == [
+        day + 2 * week + 2 * ever,
+        7 * day + 4 * week + 2 * ever,
+        14 * day + 6 * week + 2 * ever,
+    ]
 
 
 def test_another_query_does_not_fit_where_the_week_is_too_dear():

@@ -17,7 +17,9 @@ HOOKS = """
 import json
 import schemathesis
 
-@schemathesis.serializer("application/jsonl", "application/vnd.apache.arrow.stream")
+@schemathesis.serializer(
+    "application/jsonl", "application/sql", "application/vnd.apache.arrow.stream"
+)
 def as_it_is(context, value):
     text = value if isinstance(value, str | bytes) else json.dumps(value)
     return text.encode("utf-8", "replace") if isinstance(text, str) else text

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from dpstream.errors import StateError
 from dpstream.group_by.bias import Bias
-from dpstream.query.aggregates import Aggregate, Measure, measures_by_name
+from dpstream.query.aggregates import Aggregate, Measure, Pair, Stddev, measures_by_name
 from dpstream.query.column_types import Types
 from dpstream.query.noise_plan import USUAL_INTERVAL, NoisePlan
 from dpstream.query.row_spec import RowSpec
@@ -56,7 +56,8 @@ def answer_columns(
         kept = None if bias is None else bias.of_aggregate(aggregate)
         high_of_kept = None
         if deviations is not None:
-            _, high_of_kept = aggregate.within(*_ends(values, spread, deviations), nonnegative)
+            ends = _ends(aggregate, pairs, (values, spread), deviations)
+            _, high_of_kept = aggregate.within(*ends, nonnegative)
         if aggregate.grows and kept is not None and debias:  # by the query alone: it makes reals
             share = kept.divisor or 1.0
             values = values / share
@@ -64,7 +65,7 @@ def answer_columns(
         name = aggregate.name
         table[name], table[f"{name}_stddev"] = values, spread
         if deviations is not None:
-            ends = _ends(values, spread, deviations)
+            ends = _ends(aggregate, pairs, (values, spread), deviations)
             table[f"{name}_low"], table[f"{name}_high"] = aggregate.within(*ends, nonnegative)
         if bias and kept and high_of_kept is not None and aggregate.bounds_all:
             lost = kept.lost(is_least=bias.is_least)
@@ -72,8 +73,13 @@ def answer_columns(
     return table
 
 
-def _ends(values: Any, spread: Reals, deviations: float) -> tuple[Reals, Reals]:
+def _ends(
+    aggregate: Aggregate, noisy: Sequence[Pair], answer: Pair, deviations: float
+) -> tuple[Reals, Reals]:
     """An interval, so many standard deviations to both sides."""
+    if isinstance(aggregate, Stddev):
+        return aggregate.ends(noisy, deviations)
+    values, spread = answer
     return values - deviations * spread, values + deviations * spread
 
 

@@ -312,6 +312,14 @@ class Stddev(Variance, identity="stddev"):
             slope = np.where(stddev > 0, spread / (2 * stddev), np.inf)
         return stddev, np.minimum(np.minimum(slope, np.sqrt(spread)), most)
 
+    def ends(self, noisy: Sequence[Pair], deviations: float) -> tuple[Reals, Reals]:
+        """An interval: the roots of the variance's ends. Its own error is far from normal where
+        values are alike.
+        """
+        variance, spread = super().answer(noisy, nonnegative=True)
+        low, high = variance - deviations * spread, variance + deviations * spread
+        return np.sqrt(np.maximum(low, 0.0)), np.sqrt(high)
+
     def within(self, low: Reals, high: Reals, nonnegative: bool) -> tuple[Reals, Reals]:
         """Nor can it be below 0, or above that of values at both clamps."""
         return np.maximum(low, 0.0), np.minimum(high, float(self.hi - self.lo) / 2)

@@ -23,7 +23,7 @@ from dpstream.counting.noise_scale import Process, QueryCalibration, calibrate_q
 from dpstream.errors import InvalidParameter
 from dpstream.privacy.accounting.accountant import FloatError
 from dpstream.privacy.accounting.calibration import split_budget
-from dpstream.privacy.accounting.promises import own_terms
+from dpstream.privacy.accounting.promises import ROUNDING_SHARE, own_terms
 from dpstream.privacy.ledger.charges import Terms
 from dpstream.privacy.query_spend import QuerySpend
 from dpstream.privacy.sensitivity import group_by_change, rounds_change, units_change
@@ -267,24 +267,28 @@ class NoisePlan:
 def plan_query(query: Query, counters: str | None = None) -> NoisePlan:
     """The plan of a query; grids that nobody chose are made coarser where floats ask for it.
 
-    If that is not enough, what the bounds drop is not measured, unless the query says how.
+    If that is not enough, or takes much of what a book has for float error, what the bounds drop is
+    not measured, unless the query says how.
 
     `counters`: the canonical text of the matrices that a run has begun with.
     """
     kept, given = () if counters is None else matrices_of(counters), query
     while True:
         plan = NoisePlan(query, kept=kept)
+        spared = query.totals and not query.debias and query.max_dropped_rows is None
         try:
-            _ = plan.calibrated
+            error = plan.calibrated.error
         except InvalidParameter as problem:
             coarser = _coarser(query)
             if coarser is None:
-                if not query.totals or query.debias or query.max_dropped_rows is not None:
+                if not spared:
                     raise InvalidParameter(f"the query {query.name!r}: {problem}") from None
-                coarser = replace(given, report_bias=False)  # floats leave no room for totals
+                coarser = replace(given, report_bias=False)
             query = coarser
         else:
-            return plan
+            if not spared or error.xi <= query.epsilon * ROUNDING_SHARE / 10:
+                return plan
+            query = replace(given, report_bias=False)
 
 
 def matrices_of(text: str) -> tuple[tuple[int, tuple[float, ...]], ...]:
