@@ -9,6 +9,7 @@ import pytest
 from pyarrow import csv
 
 import dpstream as dps
+from dpstream.cli import main
 from dpstream.errors import InvalidParameter, StateError
 from dpstream.privacy.state.backup import Restoration, back_up, move
 from tests.support.fixed import SECRET
@@ -51,7 +52,7 @@ def changes(place):
     return [(n * HOUR - 1, lambda n=n: write(place, version(n))) for n in (2, 4, 6)]
 
 
-def start(place, *, events=changes, refresh="2 hours", **named):
+def start(place, *, events=changes, refresh="2 hours", query=None, **named):
     """A run over a growing directory; the clock goes on where it was, or just before that."""
     (place / "in").mkdir(parents=True, exist_ok=True)
     if not (place / "pages.csv").exists():
@@ -69,7 +70,7 @@ def start(place, *, events=changes, refresh="2 hours", **named):
         "clock": ScriptedClock(now, script, keep),
         "public": {"pages": dps.Refreshed(place / "pages.csv", every=refresh)},
     }
-    return dps.run(dps.sql(TEXT, name="live"), **(settings | named))
+    return dps.run(query or dps.sql(TEXT, name="live"), **(settings | named))
 
 
 def kind(**named):
@@ -258,3 +259,108 @@ def test_explain_says_when_it_is_read_anew():
         dps.explain(query).text()
     )
     assert "REFRESHED EVERY 86400000000" in query.facts()["prepare"]
+
+
+PIPELINE = """
+[source]
+path = "log.csv"
+[budget]
+dataset = "log"
+epsilon = 4
+delta = 1e-6
+[state]
+path = "state"
+[sink]
+to = "out"
+[[public]]
+name = "pages"
+path = "pages.csv"
+{refresh}
+[[query]]
+name = "kinds"
+sql = '''SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 2, delta = 1e-7,
+  privacy_unit_column = user, max_groups_contributed = 1, public_groups = ('v0', 'v2'))
+  kind, COUNT(*) AS n FROM log JOIN pages USING (page) GROUP BY kind'''
+"""
+
+
+@pytest.mark.parametrize(("refresh", "code"), [('refresh = "1 day"', 0), ("", 4)])
+def test_a_pipeline_goes_on_with_its_copy(tmp_path, capsys, refresh, code):
+    """After the file has changed; the control, without refresh, is refused and says so."""
+    csv.write_csv(rows(seconds_before(HOUR)), tmp_path / "log.csv")
+    write(tmp_path, version(0))
+    (tmp_path / "pipeline.toml").write_text(PIPELINE.format(refresh=refresh))
+    assert command("run", "pipeline.toml") == 0
+    write(tmp_path, version(2))
+    capsys.readouterr()
+
+    assert command("run", "pipeline.toml") == code
+    assert ("the table 'pages' has changed since" in capsys.readouterr().err) == bool(code)
+
+
+def command(*arguments):
+    with pytest.raises(SystemExit) as left:
+        main(list(arguments))
+    return left.value.code
+
+
+def test_the_command_reads_a_table_anew(tmp_path, capsys):
+    """`--refresh` goes with `--public`, and `explain` says what it does."""
+    write(tmp_path, version(0))
+    public = ("--public", "pages=pages.csv")
+
+    assert command("explain", TEXT, *public, "--refresh", "pages=1 day") == 0
+    assert "reads the table anew every 1 day" in capsys.readouterr().out
+    assert command("explain", TEXT, *public, "--refresh", "codes=1 day") == 2
+    assert "there is no --public codes=PATH" in capsys.readouterr().err
+
+
+def test_queries_of_one_source_have_versions_of_their_own(tmp_path):
+    """One joins what is read anew, the other what it began with; they share what they parse."""
+    (tmp_path / "in").mkdir()
+    write(tmp_path, version(0))
+    fixed = TEXT.replace("JOIN pages", "JOIN fixed AS pages")
+    asked = [dps.sql(TEXT, name="live"), dps.sql(fixed, name="fixed")]
+    book = dps.Ledger(tmp_path / "book")
+    book.open("stream", asked[0].promise(epsilon=40, delta=1e-2))
+    runs = dps.run_all(
+        asked,
+        source=tmp_path / "in",
+        live=True,
+        sink=tmp_path / "out",
+        state=tmp_path / "state",
+        secret=SECRET,
+        ledger=book,
+        clock=ScriptedClock(0, [*arrivals(tmp_path), *changes(tmp_path)]),
+        public={
+            "pages": dps.Refreshed(tmp_path / "pages.csv", every="2 hours"),
+            "fixed": tmp_path / "pages.csv",
+        },
+    )
+    for _ in runs:
+        pass
+
+    last = LAST[1].removeprefix("live")
+    assert counts(tmp_path, f"live{last}")["v4"] > 5 > abs(counts(tmp_path, f"live{last}")["v0"])
+    assert counts(tmp_path, f"fixed{last}")["v0"] > 20 > abs(counts(tmp_path, f"fixed{last}")["v4"])
+
+
+def test_a_series_is_joined_to_versions_too(tmp_path):
+    """And goes on with them after a stop."""
+    text = """SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 8, privacy_unit = 'w_event',
+        w = 1, mechanism = 'uniform', privacy_unit_column = user,
+        time_unit = 'us', public_groups = ('v0', 'v2', 'v4', 'v6'), start = '1970-01-01',
+        end = '1970-01-01 06:00') kind, window_start, COUNT(*) AS n
+        FROM TUMBLE(log, DESCRIPTOR(at), INTERVAL '1' HOUR) JOIN pages USING (page)
+        GROUP BY kind, window_start"""
+
+    def largest(releases):
+        running, found = start(tmp_path, query=dps.sql(text, name="live")), []
+        for _, table in zip(range(releases), running, strict=False):
+            shown = dict(zip(table["kind"].to_pylist(), table["n"].to_pylist(), strict=True))
+            found.append(max(shown, key=shown.get))
+        running.close()
+        return found
+
+    assert largest(3) == ["v0", "v0", "v2"]
+    assert largest(6)[-3:] == ["v2", "v4", "v4"]
