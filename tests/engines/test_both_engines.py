@@ -29,7 +29,17 @@ from tests.engines.test_dead_letters import (
 from tests.support.fixed import RUN, SECRET
 from tests.support.live_runs import ScriptedClock, arrivals, start_live, whole_live
 from tests.support.long import is_long
-from tests.support.runs import break_off, charges, published, query, start, table, whole, write
+from tests.support.runs import (
+    LOOKING_BACK,
+    break_off,
+    charges,
+    published,
+    query,
+    start,
+    table,
+    whole,
+    write,
+)
 
 HOUR = 3_600_000_000
 SOME = [one for one in ALL if one.spark] if is_long() else [JOINED[8], UNITED[2], COMPUTED[1]]
@@ -82,6 +92,17 @@ def test_a_run_that_was_broken_off_goes_on(engine, tmp_path, expected, done):
     assert charges(tmp_path / "state" / "ledger") == 1
 
 
+def test_earlier_windows_are_known_after_a_break(engine, tmp_path):
+    """Differences and running totals go on from what was published before."""
+    unbroken = whole(tmp_path / "whole", LOOKING_BACK)
+    write(tmp_path / "broken", table())
+    break_off(tmp_path / "broken", 6, LOOKING_BACK, engine=engine)
+    last = list(start(tmp_path / "broken", LOOKING_BACK, engine=engine))[-1]
+
+    assert published(tmp_path / "broken") == unbroken
+    assert last["change"].null_count < len(last)
+
+
 def test_keys_are_due_without_data(engine, tmp_path):
     """Nothing comes after the first hour: every trigger publishes, with noise that moves on."""
     rows = table(4000)
@@ -121,6 +142,7 @@ VARIANTS = {
         every=None,
         weights={"units": 3},
     ),
+    "looking back": LOOKING_BACK,
 }
 
 

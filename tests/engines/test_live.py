@@ -34,7 +34,7 @@ from tests.support.live_runs import (
     start_live,
     whole_live,
 )
-from tests.support.runs import options, published
+from tests.support.runs import LOOKING_BACK, options, published
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +60,21 @@ def test_killed_at_many_moments(tmp_path, expected):
         assert after.published.keys() == expected.keys()
         assert last(after.published) == last(expected), f"operation {nth}"
         assert after.charges == 1
+
+
+def test_earlier_windows_are_known_after_a_restart(tmp_path):
+    """A difference of windows goes on from what was published live."""
+    asked = QUERY | {"aggregates": (dps.Count("clicks"),), "finish": LOOKING_BACK.finish}
+    whole = tmp_path / "whole"
+    start_live(whole, ScriptedClock(0, arrivals(whole / "in")), asked).finish()
+    clock = ScriptedClock(0, arrivals(tmp_path / "in"))
+    running = iter(start_live(tmp_path, clock, asked))
+    tables = [next(running) for _ in range(4)]
+    running.close()
+    tables += start_live(tmp_path, clock, asked)
+
+    assert published(tmp_path) == published(whole)
+    assert tables[-1]["change"].null_count == 0
 
 
 def test_triggers_missed_while_down_are_made_up_for(tmp_path, expected):

@@ -21,6 +21,7 @@ from tests.support.kill_and_replay import (
 )
 from tests.support.long import is_long
 from tests.support.runs import (
+    LOOKING_BACK,
     SHORT,
     break_off,
     charges,
@@ -108,11 +109,12 @@ def test_keys_that_nobody_derives(tmp_path, expected):
         query(min_change=1, public_groups=["/1", "/2", "/none"], nonnegative=True),
         query(window=None, every="30 minutes", privacy_unit_period="forever", allowed_lateness="0"),
         query(every=None, time_zone="Asia/Kathmandu", aggregates=query().aggregates[:1]),
+        LOOKING_BACK,
     ],
-    ids=["thinned", "one window", "once per window"],
+    ids=["thinned", "one window", "once per window", "looking back"],
 )
 def test_other_shapes_of_query(tmp_path, asked):
-    """Thinned tables, public keys, one window, one release a window: all of it is in the state."""
+    """Thinned tables, public keys, earlier windows, one window: all of it is in the state."""
     unbroken = whole(tmp_path / "whole", asked)
     for nth in range(20, 120, 23):
         after = kill_and_replay(group_by(asked), tmp_path / str(nth), BeforeDiskOperation(nth))

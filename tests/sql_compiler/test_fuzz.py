@@ -190,6 +190,57 @@ def built(rng):
     return text + (" EMIT EVERY INTERVAL '6' HOUR" if rng.random() < 0.2 else "")
 
 
+PUBLISHED = ["k0", "k1", "a0", "a1", "a0_stddev", "window_start", "release_index", "kept_share"]
+OVER_WINDOWS = ["LAG({0})", "LAG({0}, 2)", "LEAD({0})", "SUM({0})", "MAX({0})", "{0} - LAG(a0)"]
+FRAMES = ["", "", " ROWS 3 PRECEDING", " ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW"]
+CLAUSE = (
+    "SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 1, delta = 1e-6, privacy_unit_column = "
+    "user_id, max_groups_contributed = 3, start = '2024-05-01', end = '2024-05-03'{more}) {items} "
+)
+INSIDE = [
+    CLAUSE.format(more=more, items="page AS k0, lang AS k1, COUNT(*) AS a0, COUNT(n) AS a1")
+    + f"FROM {kind}(log, DESCRIPTOR(ts), INTERVAL '1' HOUR{size}) GROUP BY k0, k1, window_end{end}"
+    for kind, size, more, end in [
+        ("TUMBLE", "", "", ""),
+        ("TUMBLE", "", ", debias = 'global'", " HAVING a0 > 2"),
+        ("HOP", ", INTERVAL '3' HOUR", ", confidence = 0.9", ""),
+        ("CUMULATE", ", INTERVAL '1' DAY", ", public_groups = (('a', 'b'), ('c', 'd'))", ""),
+    ]
+] + [CLAUSE.format(more=", time_column = ts", items="COUNT(*) AS a0, AVG(n, contribution_bounds_per"
+                   "_row => (0, 9)) AS a1") + "FROM log"]  # fmt: skip
+GROUPINGS = ["k0", "k1", "1", "ALL", "ROLLUP (k0, k1)", "a0 > 3", "CUBE (k0)"]
+
+
+def published(rng):
+    """An expression of published columns, sense or nonsense."""
+    name = rng.choice([*PUBLISHED, "a0", "a0"])
+    forms = ["{0}", "{0}", "2 * {0}", "{0} - {1}", "{0} / {1}", "SUM({0})", "AVG({0})", "MAX({0})"]
+    forms += ["COUNT(*)", "SUM({0}) OVER ()", "RANK() OVER (PARTITION BY {1} ORDER BY {0})"]
+    parts = rng.choice(["PARTITION BY k0, k1"] * 6 + ["", "PARTITION BY {1}"])
+    over = f"{rng.choice(OVER_WINDOWS)} OVER ({parts} ORDER BY window_start"
+    forms += [f"{over}{rng.choice(FRAMES)})"] * 5
+    return rng.choice(forms).format(name, rng.choice(PUBLISHED))
+
+
+def wrapped(rng):
+    """A private query inside of a SELECT, or with a column of several windows."""
+    inside = rng.choice(INSIDE) if rng.random() < 0.95 else built(rng)
+    items = [f"{published(rng)} AS x{at}" for at in range(rng.randint(1, 3))]
+    if rng.random() < 0.3:
+        return inside.replace(" FROM ", f", {items[0]} FROM ", 1)
+    text = f"FROM ({inside})"
+    if rng.random() < 0.2:
+        text += f" PIVOT({rng.choice(['SUM(a0)', 'MAX(a0)', 'a0'])} FOR k0 IN ('a', 1, 'b' AS c))"
+        items = rng.choice([["*"], items])
+    if rng.random() < 0.2:
+        items = ["*", *items]
+    text = f"SELECT {', '.join(items)} {text}"
+    text += f" WHERE {published(rng)} > 3" if rng.random() < 0.3 else ""
+    text += f" GROUP BY {rng.choice(GROUPINGS)}" if rng.random() < 0.3 else ""
+    text += f" QUALIFY {published(rng)} IS NOT NULL" if rng.random() < 0.1 else ""
+    return text + (f" ORDER BY {published(rng)} LIMIT 2" if rng.random() < 0.3 else "")
+
+
 def outcome(text, **options):
     """The query, or None if it was refused in words."""
     try:
@@ -260,6 +311,30 @@ def test_random_queries_that_compile_also_compute():
     assert finished > part_of(16)
 
 
+def test_random_selects_around_queries_compute():
+    """Whatever is published, in several windows: the columns that were told, and no traceback."""
+    rng, done, back = Dice(6), 0, 0
+    rows = ODD.append_column("k0", ODD["page"]).append_column("k1", ODD["lang"].cast(pa.string()))
+    for _ in range(part_of(2_000)):
+        query = outcome(wrapped(rng))
+        if query is None or query.finish is None or not {*query.keys} <= {"k0", "k1"}:
+            continue
+        release, earlier = release_of(query, rows), {}
+        try:
+            schema = query.finish(release.slice(0, 0)).schema
+        except InvalidInput:  # kinds that cannot meet
+            continue
+        for window, order in enumerate(([0, 1, 2, 3, 4], [4, 2], [], [1, 0, 3])):
+            table = release.take(pa.array(order, pa.int64()))
+            look_back = getattr(query.finish, "look_back", None)
+            made = look_back(table, window, earlier) if look_back else query.finish(table)
+            assert made.schema == schema
+        done += 1
+        back += bool(earlier)
+    assert done > part_of(250)
+    assert back > part_of(40)
+
+
 def test_expressions_made_at_random_look_at_one_row():
     """The same law for expressions, of which more compile, in another order."""
     rng, done = Dice(4), 0
@@ -296,7 +371,7 @@ def comparable(table):
 def release_of(query, rows):
     """A release with the keys of these rows, and odd figures."""
     odd = pa.array([1.0, -2.5, None, float("nan"), 1e308][: len(rows)], pa.float64())
-    names = [name for each in query.aggregates for name in (each.name, f"{each.name}_stddev")]
+    names = [name for name in query.answer_columns if name != "held"]
     times = pa.array([0] * len(rows), pa.timestamp("us", tz="UTC"))
     columns = {name: rows[name] for name in query.keys} | dict.fromkeys(names, odd)
     columns |= dict.fromkeys(("window_start", "window_end", "trigger_time"), times)

@@ -130,8 +130,6 @@ def test_a_share_is_off_by_its_error_bar():
          "is not known"),
         (("page, COUNT(*) AS n, SUM(n) OVER (ORDER BY n ROWS 2 PRECEDING) AS r FROM log "
          "GROUP BY page"), "is not known"),
-        (("window_start, COUNT(*) AS n, LAG(n) OVER (ORDER BY window_start) AS r FROM TUMBLE(log, "
-         "DESCRIPTOR(ts), INTERVAL '1' DAY) GROUP BY window_start"), "a release is one window"),
     ],
 )  # fmt: skip
 def test_rows_of_the_source_are_never_compared(text, reason):

@@ -52,6 +52,21 @@ SHORT = query(
 )
 """5 steps, 2 windows: for what is done a hundred times."""
 
+LOOKING_BACK = dps.sql(
+    """SELECT WITH DIFFERENTIAL_PRIVACY
+         OPTIONS (epsilon = 20, delta = 1e-5, privacy_unit_column = user, time_unit = 's',
+                  arrival_column = came, start = '1970-01-01', end = '1970-01-01T08:00',
+                  allowed_lateness = INTERVAL '1' HOUR, max_groups_contributed = 3,
+                  max_rows_per_group = 2)
+         page, COUNT(*) AS clicks,
+         clicks - LAG(clicks) OVER (PARTITION BY page ORDER BY window_start) AS change,
+         SUM(clicks) OVER (PARTITION BY page ORDER BY window_start) AS so_far
+       FROM TUMBLE(log, DESCRIPTOR(at), INTERVAL '2' HOUR) GROUP BY window_start, page
+       EMIT EVERY INTERVAL '1' HOUR""",
+    name="clicks",
+)
+"""9 steps, 4 windows, each beside the ones before it."""
+
 
 def table(rows=600, seed=1):
     """Rows in no order; some come too late, some users pass the bounds."""

@@ -93,6 +93,7 @@ class Flow:
         """Begin with an empty state."""
         units = [UnitBucket(bounds=self.query.bounds) for _ in range(self.buckets)]
         self.state = QueryState(units=units)
+        self.tables.restore_earlier([])
         self._orders: dict[int, TableOrder] = {}
 
     # The path of a step.

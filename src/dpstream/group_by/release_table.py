@@ -7,9 +7,9 @@ All of it is post-processing: nothing here has seen a row. `ReleaseTables` makes
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +20,7 @@ from dpstream.group_by.bias import Bias
 from dpstream.query.aggregates import Aggregate, Measure, Pair, Stddev, measures_by_name
 from dpstream.query.column_types import Types
 from dpstream.query.noise_plan import USUAL_INTERVAL, NoisePlan
-from dpstream.query.row_spec import RowSpec
+from dpstream.query.row_spec import Earlier, LooksBack, RowSpec
 from dpstream.query.schedule import DueRelease
 from dpstream.query.series_query import SeriesQuery
 from dpstream.query.windows import iso
@@ -91,6 +91,8 @@ class ReleaseTables:
     types: Types
     """Of the keys, once they are known."""
     run_tag: str = ""
+    earlier: Earlier = field(default_factory=dict, compare=False)
+    """What was published of earlier windows, where the query looks at it."""
 
     def table(
         self,
@@ -110,7 +112,10 @@ class ReleaseTables:
         stddevs = plan.stddevs[:, due.release - 1]
         place = Place(span, time, due.release, due.releases)
         bias = self._bias(totals, due)
-        release = self._columns(sums, stddevs, keys, bias, place)
+        finish: object = query.finish
+        if isinstance(finish, LooksBack):
+            finish = partial(finish.look_back, window=due.window, earlier=self.earlier)
+        release = self._columns(sums, stddevs, keys, bias, place, finish)
         if not release.schema.equals(self.schema):
             known, new = (
                 ", ".join(f"{field.name} ({field.type})" for field in schema)
@@ -120,8 +125,33 @@ class ReleaseTables:
                 f"the releases of {query.name!r} have the columns {known}, and this one has {new}; "
                 "it was not published: please report this query"
             )
+        if due.release == due.releases:
+            self._forget(due.window)
         more = {} if bias is None else bias.facts(query)
         return place.describe(release, query.name, self.run_tag, due.window, **more)
+
+    def _forget(self, window: int) -> None:
+        """Forget what no window after a final one looks at."""
+        finish: object = self.plan.query.finish
+        back = finish.windows_back if isinstance(finish, LooksBack) else 0
+        for known in self.earlier.values():
+            for old in [each for each in known if each <= window - back]:
+                del known[old]
+
+    def save_earlier(self) -> list[tuple[int, int, bytes]]:
+        """What was published of earlier windows, for `restore_earlier`."""
+        return [
+            (reader, window, _packed(table))
+            for reader, known in self.earlier.items()
+            for window, table in known.items()
+        ]
+
+    def restore_earlier(self, saved: Iterable[tuple[int, int, bytes]]) -> None:
+        """Go on from what `save_earlier` gave."""
+        self.earlier.clear()
+        for reader, window, content in saved:
+            table = pa.ipc.open_stream(content).read_all()
+            self.earlier.setdefault(reader, {})[window] = table
 
     def _columns(
         self,
@@ -130,6 +160,7 @@ class ReleaseTables:
         keys: pa.Table,
         bias: Bias | None,
         place: Place,
+        finish: Any,
     ) -> pa.Table:
         """All columns of a table, after the query's own post-processing."""
         query = self.plan.query
@@ -147,7 +178,7 @@ class ReleaseTables:
             debias=query.debias is not None,
         )
         share = None if bias is None else pa.scalar(bias.rows.share, pa.float64())
-        return place.table(query, len(sums), keys, answers, kept_share=share)
+        return place.table(query, finish, len(sums), keys, answers, kept_share=share)
 
     def _bias(self, totals: Sequence[int], due: DueRelease | None = None) -> Bias | None:
         """What the totals of a window say at a release."""
@@ -166,7 +197,8 @@ class ReleaseTables:
         measures, keys = len(self.plan.query.measures), no_keys(self.plan.query, self.types)
         none: Integers = np.zeros((0, measures), np.int64)
         place = Place((None, None), None)
-        table = self._columns(none, np.zeros(measures), keys, self._bias([]), place)
+        finish = self.plan.query.finish
+        table = self._columns(none, np.zeros(measures), keys, self._bias([]), place, finish)
         return table.schema.remove_metadata()
 
 
@@ -199,7 +231,7 @@ def _series_columns(query: SeriesQuery, release: Release, keys: pa.Table, place:
         f"{query.count.name}_stddev": np.broadcast_to(np.asarray(spread, np.float64), size),
         "held": np.full(size, release.held),
     }
-    return place.table(query, size, keys, answers)
+    return place.table(query, query.finish, size, keys, answers)
 
 
 class Place(NamedTuple):
@@ -213,6 +245,7 @@ class Place(NamedTuple):
     def table(
         self,
         query: RowSpec,
+        finish: Callable[[pa.Table], pa.Table] | None,
         size: int,
         keys: pa.Table,
         answers: Mapping[str, Any],
@@ -232,7 +265,7 @@ class Place(NamedTuple):
         if kept_share is not None:
             named["kept_share"] = pa.repeat(kept_share, size)
         table = pa.table(named)
-        return table if query.finish is None else query.finish(table)
+        return table if finish is None else finish(table)
 
     def describe(
         self, table: pa.Table, query: str, run_tag: str, window: int, **more: Any
@@ -249,6 +282,14 @@ class Place(NamedTuple):
             "releases": self.releases,
         }
         return table.replace_schema_metadata({"dpstream": json.dumps(about | more)})
+
+
+def _packed(table: pa.Table) -> bytes:
+    out = pa.BufferOutputStream()
+    with pa.ipc.new_stream(out, table.schema) as writer:
+        writer.write_table(table)
+    packed: bytes = out.getvalue().to_pybytes()
+    return packed
 
 
 def _instants(time: int | None, size: int) -> pa.Array:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal, Protocol, Self, TypeAlias, runtime_checkable
 
 import pyarrow as pa
 
@@ -82,6 +82,22 @@ class Finish(Protocol):
 
     def __call__(self, release: pa.Table) -> pa.Table:
         """What is published of a release."""
+
+
+Earlier: TypeAlias = dict[int, dict[int, pa.Table]]
+"""What was published of earlier windows: by the number of its reader, then of its window."""
+
+
+@runtime_checkable
+class LooksBack(Protocol):
+    """A `Finish` that also looks at what was published of earlier windows."""
+
+    @property
+    def windows_back(self) -> int:
+        """How many of them it looks at."""
+
+    def look_back(self, release: pa.Table, window: int, earlier: Earlier) -> pa.Table:
+        """What is published of a release of a window; notes in `earlier` what later ones need."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,6 +26,8 @@ from dpstream.query.series_query import SeriesQuery
 from dpstream.sql_compiler import from_clause, select, validate
 from dpstream.sql_compiler.expressions import suggestion
 from dpstream.sql_compiler.key_sets import resolve_key_sets
+from dpstream.sql_compiler.layer_compiler import with_layers
+from dpstream.sql_compiler.outer_select import unwrap
 from dpstream.sql_compiler.parameters import Params, bind
 from dpstream.sql_compiler.privacy_clause import OPTIONS, node_of, parameter_of, read_parameters
 from dpstream.sql_compiler.query_builder import QueryBuilder
@@ -254,7 +256,7 @@ def compile_sql(
     >>> compiled.table, compiled.query.keys, compiled.query.aggregates
     ('log', ('page',), (Count(name='clicks'),))
     """
-    statement = bind(parse(text), params)
+    statement, layers = unwrap(bind(parse(text), params))
     draft = Draft(
         statement=statement, overrides=overrides, name=name or "query", unbounded=unbounded
     )
@@ -262,10 +264,13 @@ def compile_sql(
     for rule in RULES:
         rule(draft)
     given = frozenset(draft.parameters)
-    return Compiled(query=_query(draft), table=draft.relation.table, text=text, given=given)
+    query, builder = _query(draft)
+    if layers:
+        query = with_layers(draft, builder, query, layers)
+    return Compiled(query=query, table=draft.relation.table, text=text, given=given)
 
 
-def _query(draft: Draft) -> Query | SeriesQuery:
+def _query(draft: Draft) -> tuple[Query | SeriesQuery, QueryBuilder]:
     """Build the query of a draft that passed all rules."""
     builder = QueryBuilder(draft)
     resolve_key_sets(draft, builder)
@@ -278,12 +283,12 @@ def _query(draft: Draft) -> Query | SeriesQuery:
     }
     try:
         if not draft.series:
-            return Query(**parts, aggregates=aggregates, **draft.parameters)
+            return Query(**parts, aggregates=aggregates, **draft.parameters), builder
         rows = {key: draft.parameters[key] for key in draft.parameters.keys() - _OF_MECHANISM}
         spec = RowSpec(**parts, **rows)
     except InvalidParameter as error:
         raise _underline_option(draft, error) from None
-    return _series_query(draft, spec, *aggregates)
+    return _series_query(draft, spec, *aggregates), builder
 
 
 def _underline_option(draft: Draft, error: InvalidParameter) -> InvalidParameter:

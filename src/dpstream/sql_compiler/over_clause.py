@@ -48,15 +48,8 @@ def over(
         (pa.repeat(c, size) if isinstance(c, pa.Scalar) else c, down, first)
         for c, down, first in order
     ]
-    rows: Integers = np.arange(size)
-    for column, down, nulls_first in reversed(sorts):
-        indices = pc.array_sort_indices(
-            column.take(pa.array(rows)),
-            order="descending" if down else "ascending",
-            null_placement="at_start" if nulls_first else "at_end",
-        )
-        rows = rows[indices.to_numpy()]
-    groups, peers = _codes(columns, size), _codes([column for column, _, _ in sorts], size)
+    rows = sort_rows(sorts, size)
+    groups, peers = row_codes(columns, size), row_codes([column for column, _, _ in sorts], size)
     rows = rows[np.argsort(groups[rows], kind="stable")]
     borders = np.flatnonzero(np.diff(groups[rows])) + 1
     found: Any = np.zeros(size, np.int64 if name in (*_RANKS, *_NEIGHBOURS) else np.float64)
@@ -76,13 +69,27 @@ def over(
     return pa.array(found, mask=~np.isfinite(found))
 
 
-def _codes(columns: Sequence[pa.Array], size: int) -> Integers:
+def sort_rows(order: Sequence[Order], size: int) -> Integers:
+    """Row numbers in order, by the last term first: each sort keeps the order before it."""
+    rows: Integers = np.arange(size)
+    for column, down, nulls_first in reversed(order):
+        indices = pc.array_sort_indices(
+            column.take(pa.array(rows)),
+            order="descending" if down else "ascending",
+            null_placement="at_start" if nulls_first else "at_end",
+        )
+        rows = rows[indices.to_numpy()]
+    return rows
+
+
+def row_codes(columns: Sequence[pa.Array], size: int) -> Integers:
     """A number for each row, the same for rows that are equal in every column."""
     codes: Integers = np.zeros(size, np.int64)
     for column in columns:
-        encoded = column.dictionary_encode(null_encoding="encode").indices
-        both = np.stack([codes, np.asarray(encoded, np.int64)], axis=1)
-        codes = np.unique(both, axis=0, return_inverse=True)[1].reshape(-1)
+        encoded = column.dictionary_encode(null_encoding="encode")
+        codes = codes * len(encoded.dictionary) + np.asarray(encoded.indices, np.int64)
+        if len(columns) > 1:  # small numbers again, so that the next column has room
+            codes = np.unique(codes, return_inverse=True)[1].reshape(-1)
     return codes
 
 

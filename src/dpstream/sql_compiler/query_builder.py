@@ -17,7 +17,6 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from sqlglot import exp
 
 from dpstream.errors import InvalidInput, InvalidParameter
@@ -25,7 +24,7 @@ from dpstream.query.aggregates import Aggregate, Count, CountUnits, Measure, Sum
 from dpstream.records import Integers, Reals
 from dpstream.sql_compiler.expressions import Compiler, Compute, compile_list, literal_value
 from dpstream.sql_compiler.from_clause import substitute
-from dpstream.sql_compiler.over_clause import error_bar
+from dpstream.sql_compiler.over_clause import error_bar, sort_rows
 from dpstream.sql_compiler.select import BOUNDS, named_arguments, selected_position
 from dpstream.sql_compiler.sql_values import KINDS, as_bool, source_column
 from dpstream.sql_compiler.statement import (
@@ -36,7 +35,6 @@ from dpstream.sql_compiler.statement import (
     WINDOW_COLUMNS,
     Draft,
     Item,
-    Over,
     call_name,
     canonical,
     find_calls,
@@ -87,7 +85,7 @@ class Expression:
         return value.cast(pa.string()) if value.type.equals(KINDS["null"]) else value
 
 
-def _using(expressions: Iterable[Expression | None]) -> str:
+def functions_used(expressions: Iterable[Expression | None]) -> str:
     """Which functions in Python are called, and where they are."""
     used = sorted({text for each in expressions if each is not None for text in each.functions})
     return f" USING {', '.join(used)}" if used else ""
@@ -127,7 +125,7 @@ class RowPreparation:
         if self.where is not None:
             text += f" WHERE {self.where.text}"
         parts = [each for _, each in self.computed] + [each.lists for each in self.unnests]
-        return f"{text} IN {self.zone}{_using([*parts, self.where])}"
+        return f"{text} IN {self.zone}{functions_used([*parts, self.where])}"
 
     def __repr__(self) -> str:
         return self.text
@@ -179,10 +177,10 @@ class ErrorBar:
         """The standard deviation of each row's value."""
         if self.denominator is None:
             return pa.array(self._stddevs(release, dict(self.terms)))
-        size = np.abs(_floats(self.denominator.evaluate(release, zone)))
+        size = np.abs(floats(self.denominator.evaluate(release, zone)))
         factors: dict[str, float | Reals] = {**dict(self.terms)}
         for name, factor in self.denominator_terms:
-            factors[name] = -factor * _floats(value)
+            factors[name] = -factor * floats(value)
         with np.errstate(all="ignore"):
             stddevs = self._stddevs(release, factors) / size
             unclear = ~(size >= _CLEAR * self._stddevs(release, dict(self.denominator_terms)))
@@ -193,11 +191,11 @@ class ErrorBar:
         total: Reals = np.zeros(len(release))
         of_rows, by_rows = np.zeros(len(release)), np.zeros(len(release))
         if self.rows:
-            of_rows = _floats(release[f"{self.rows}_stddev"])
+            of_rows = floats(release[f"{self.rows}_stddev"])
         middles = dict(self.middles) | ({self.rows: 1.0} if self.rows else {})
         with np.errstate(over="ignore"):
             for name, factor in factors.items():
-                own, shared = _floats(release[f"{name}_stddev"]), middles.get(name, 0) * of_rows
+                own, shared = floats(release[f"{name}_stddev"]), middles.get(name, 0) * of_rows
                 own = np.sqrt(np.maximum(own - np.abs(shared), 0) * (own + np.abs(shared)))
                 total = np.hypot(total, factor * own)
                 by_rows = by_rows + factor * shared
@@ -215,7 +213,8 @@ class WrittenErrorBar:
         return self.value.evaluate(release, zone)
 
 
-def _floats(column: pa.Array | pa.ChunkedArray) -> Reals:
+def floats(column: pa.Array | pa.ChunkedArray) -> Reals:
+    """The numbers of a column; NULL is NaN."""
     return np.asarray(column.cast(pa.float64()), np.float64)
 
 
@@ -271,7 +270,7 @@ class PostProcessing:
             self.qualify,
             *(by for by, _, _ in self.order),
         ]
-        return " ".join(filter(None, parts)) + _using(used)
+        return " ".join(filter(None, parts)) + functions_used(used)
 
     def __repr__(self) -> str:
         return self.text
@@ -314,24 +313,17 @@ class PostProcessing:
         return [*names, *({KEPT_SHARE} & set(release.column_names))]
 
     def _row_order(self, release: pa.Table) -> Integers:
-        """Row numbers in order, by the last term first: each sort keeps the order before it."""
-        order = np.arange(len(release))
-        for expression, down, nulls_first in reversed(self.order):
-            column = expression.evaluate(release, self.zone).take(pa.array(order))
-            indices = pc.array_sort_indices(
-                column,
-                order="descending" if down else "ascending",
-                null_placement="at_start" if nulls_first else "at_end",
-            )
-            order = order[indices.to_numpy()]
-        return order
+        """Row numbers in order."""
+        by = [(each.evaluate(release, self.zone), down, first) for each, down, first in self.order]
+        return sort_rows(by, len(release))
 
 
-def _terms(factors: Factors) -> Terms:
+def nonzero_terms(factors: Factors) -> Terms:
+    """The factors that matter."""
     return tuple((name, factor) for name, factor in factors.items() if factor)
 
 
-def _factors(node: exp.Expr, aggregates: Collection[str]) -> Factors | None:
+def linear_factors(node: exp.Expr, aggregates: Collection[str]) -> Factors | None:
     """Each aggregate's factor, if the expression is a sum of them and constants."""
     node = node.unnest()
     if _number(node) is not None:
@@ -339,9 +331,9 @@ def _factors(node: exp.Expr, aggregates: Collection[str]) -> Factors | None:
     if isinstance(node, exp.Column):
         return {node.name: 1.0} if node.name in aggregates else None
     if isinstance(node, exp.Neg):
-        return _scaled(_factors(node.this, aggregates), -1.0)
+        return _scaled(linear_factors(node.this, aggregates), -1.0)
     if isinstance(node, exp.Add | exp.Sub):
-        left, right = (_factors(part, aggregates) for part in (node.this, node.expression))
+        left, right = (linear_factors(part, aggregates) for part in (node.this, node.expression))
         right = _scaled(right, 1.0 if isinstance(node, exp.Add) else -1.0)
         if left is None or right is None:
             return None
@@ -350,9 +342,9 @@ def _factors(node: exp.Expr, aggregates: Collection[str]) -> Factors | None:
         for constant, other in ((node.this, node.expression), (node.expression, node.this)):
             factor = _number(constant.unnest())
             if factor is not None:
-                return _scaled(_factors(other, aggregates), factor)
+                return _scaled(linear_factors(other, aggregates), factor)
     if isinstance(node, exp.Div) and (factor := _number(node.expression.unnest())):
-        return _scaled(_factors(node.this, aggregates), 1 / factor)
+        return _scaled(linear_factors(node.this, aggregates), 1 / factor)
     return None
 
 
@@ -542,15 +534,6 @@ class QueryBuilder:
 
     def _ranked(self, name: str, node: exp.Expr) -> ComputedColumn:
         """A column that compares published rows, with the error bar of a total or a share."""
-        for window in node.find_all(Over):
-            order = window.args.get("order") or []
-            times = (each.name for term in order for each in term.find_all(exp.Column))
-            if any(name in WINDOW_COLUMNS for name in times):
-                raise self._draft.refusal(
-                    window,
-                    "a release is one window, and OVER compares the rows of one release",
-                    "compare windows in what is kept of them: dps.run(...).collect().to_pandas()",
-                )
         value = self._published_node(node)
         shared = self._draft.parameters.get("debias") is not None
         chosen = self._draft.select.args.get("having") is not None  # by noisy values
@@ -570,20 +553,22 @@ class QueryBuilder:
     def _error_bar(self, node: exp.Expr) -> ErrorBar | None:
         """The error bar of an expression of published columns; None if there is no honest one."""
         shared = self._draft.parameters.get("debias") is not None  # one noisy factor for all
-        factors = _factors(node, self.aggregates)
+        factors = linear_factors(node, self.aggregates)
         if factors is not None:
             honest = self._independent(factors) and not (shared and len(factors) > 1)
-            return ErrorBar(terms=_terms(factors), **self._about_rows) if honest else None
+            return ErrorBar(terms=nonzero_terms(factors), **self._about_rows) if honest else None
         if not isinstance(node, exp.Div) or shared:
             return None
-        above, below = (_factors(part, self.aggregates) for part in (node.this, node.expression))
+        above, below = (
+            linear_factors(part, self.aggregates) for part in (node.this, node.expression)
+        )
         if above is None or not below or set(above) & set(below):
             return None
         if not self._independent(above | below):
             return None
         return ErrorBar(
-            terms=_terms(above),
-            denominator_terms=_terms(below),
+            terms=nonzero_terms(above),
+            denominator_terms=nonzero_terms(below),
             denominator=self.expression(node.expression),
             **self._about_rows,
         )
@@ -600,8 +585,7 @@ class QueryBuilder:
             return False
         seen: set[Measure] = set()
         for name in names:
-            mine = {measure for each in self._behind for measure in each[name]}
-            mine -= of_rows if name in with_rows else set()
+            mine = self.noise_of(name) - (of_rows if name in with_rows else set())
             if seen & mine:
                 return False
             seen |= mine
@@ -627,6 +611,10 @@ class QueryBuilder:
             if counts
             else {"rows": "", "middles": ()}
         )
+
+    def noise_of(self, name: str) -> frozenset[Measure]:
+        """The measures whose noise is in an aggregate."""
+        return frozenset(measure for each in self._behind for measure in each[name])
 
     def _shown(self, columns: tuple[ComputedColumn, ...]) -> tuple[str, ...] | None:
         """The columns in SELECT's order, with their error bars; None if the engine has it so."""

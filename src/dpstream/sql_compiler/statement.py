@@ -76,13 +76,17 @@ class Item(exp.Expression):
 
 
 class Over(exp.Expression):
-    """A function of several published rows: its name `this`, PARTITION BY `parts`, ORDER BY."""
+    """A function of several published rows: its name `this`, PARTITION BY `parts`, ORDER BY.
+
+    `frame`: ROWS BETWEEN ..., as sqlglot has it; `other`: it has what is not known.
+    """
 
     arg_types: ClassVar[dict[str, bool]] = {
         "this": True,
         "expressions": False,
         "parts": False,
         "order": False,
+        "frame": False,
         "other": False,
     }
 
@@ -119,6 +123,7 @@ def _over_text(self: Any, node: exp.Expr) -> str:
     parts = self.expressions(node, key="parts", flat=True)
     order = self.expressions(node, key="order", flat=True)
     spec = [f"PARTITION BY {parts}" if parts else "", f"ORDER BY {order}" if order else ""]
+    spec.append(self.sql(node, "frame"))
     given = self.expressions(node, flat=True)
     return f"{node.this}({given}) OVER ({' '.join(filter(None, spec))})"
 
@@ -374,12 +379,13 @@ def _name_units(tree: exp.Expr) -> None:
     for window in list(tree.find_all(exp.Window)):
         call, order = window.this, window.args.get("order")
         if isinstance(call, exp.Anonymous):
-            known = {"this", "partition_by", "order", "over"}
+            known = {"this", "partition_by", "order", "over", "spec"}
             made = Over(
                 this=call.name.upper(),
                 expressions=call.expressions,
                 parts=window.args.get("partition_by"),
                 order=[] if order is None else order.expressions,
+                frame=window.args.get("spec"),
                 other=bool(present_args(window) - known),
             )
             window.replace(made.update_positions(call))

@@ -38,7 +38,7 @@ _REFUSED_CLAUSES = {
     "LATERALS": ("LATERAL is not known", "write FROM log, UNNEST(tags) AS tag"),
     "WINDOWS": ("a window function looks at other rows", "use TUMBLE for windows of time"),
     "SAMPLE": ("TABLESAMPLE draws rows at random, outside of the ledger", "leave it out"),
-    "PIVOTS": ("PIVOT is not known", "use CASE in the aggregates"),
+    "PIVOTS": ("PIVOT is not known", "use it around: FROM (SELECT ...) PIVOT(...)"),
     "INTO": ("INTO is not known", "give the sink to the run"),
 }
 
@@ -85,7 +85,11 @@ def refuse_unknown_clauses(draft: Draft) -> None:
         or group.find(exp.Rollup, exp.Cube, exp.GroupingSets)
     ):
         raise draft.refusal(
-            group, "only plain columns can be grouped by", "run a query for each set of keys"
+            group,
+            "only plain columns can be grouped by",
+            "run a query for each set of keys, or add up what is published, which costs nothing: "
+            "SELECT a, b, SUM(n) AS n FROM (SELECT WITH DIFFERENTIAL_PRIVACY ... GROUP BY a, b) "
+            "GROUP BY ROLLUP (a, b)",
         )
 
 
@@ -114,7 +118,8 @@ def refuse_window_functions_of_rows(draft: Draft) -> None:
                 "use TUMBLE for windows of time; published rows may be compared, in the outer "
                 "SELECT, QUALIFY and ORDER BY",
             )
-        if not isinstance(node, Over) or node.this not in OVER_FUNCTIONS or node.args.get("other"):
+        other = node.args.get("other") or node.args.get("frame")
+        if not isinstance(node, Over) or node.this not in OVER_FUNCTIONS or other:
             raise draft.refusal(
                 node,
                 f"{canonical(node)} is not known: OVER takes PARTITION BY and ORDER BY alone",
@@ -202,6 +207,7 @@ _CLOCK = (
     "changes with the clock: a replay would publish other numbers",
     "use the time column, or a constant such as TIMESTAMP '2024-05-01'",
 )
+_CHANGING = {*_CLOCK_WORDS, "NOW", "GETDATE", "TODAY", "RAND", "RANDOM", "UUID", "GENERATE_UUID"}
 _REFUSED_CALLS = (
     (
         {f"ANON_{name}" for name in (*AGGREGATES, "PERCENTILE_CONT", "QUANTILES")},
@@ -243,6 +249,13 @@ _REFUSED_CALLS = (
     ),
 )
 """Names, what is wrong with them, and what to do instead."""
+
+
+def refuse_changing_calls(draft: Draft, node: exp.Expr) -> None:
+    """What is made of published rows is the same in a replay: no clock, no dice."""
+    for names, reason, fix in _REFUSED_CALLS:
+        for call in find_calls(node, names & _CHANGING):
+            raise draft.refusal(call, f"{call_name(call)} {reason}", fix)
 
 
 def refuse_unsafe_calls(draft: Draft) -> None:

@@ -99,6 +99,7 @@ class LocalRun(QueryRun):
         self._snapshots = Snapshots(directory.folder, settled=self._settle)
         undo.callback(self._snapshots.close)
         facts = self._snapshots.load(self._flow) or {}
+        self._flow.tables.restore_earlier(facts.get("earlier", []))
         self._chain, self.steps_done = facts.get("chain", START_CHAIN), facts.get("step", 0)
         self._input.go_on_from(facts, directory.folder, directory.run)
         before = facts.get("before_erasures", [])
@@ -213,6 +214,8 @@ class LocalRun(QueryRun):
             "step": self.steps_done,
             "chain": self._chain,
         }
+        if earlier := self._flow.tables.save_earlier():
+            facts["earlier"] = earlier
         snapshots.save(self._flow, facts | self._input.save())
 
     def _settle(self, facts: dict[str, Any]) -> None:

@@ -278,6 +278,8 @@ class DriverProgress:
     batch_digests: StepDigests = field(default_factory=dict)
     batch_arrived: int | None = None
     """The step at which that batch was read; None: its rows' event times tell."""
+    earlier: list[tuple[int, int, bytes]] = field(default_factory=list)
+    """What was published of earlier windows, where the query looks at it."""
     _start: str = field(default_factory=lambda: mint_run_id().hex()[:8], init=False)
 
     @classmethod
@@ -306,6 +308,8 @@ class DriverProgress:
         """Make it the newest one, durably."""
         kept = {name: value for name, value in vars(self).items() if name not in _NOT_KEPT}
         kept["waiting"] = [list(astuple(file)) for file in self.waiting]
+        if not self.earlier:
+            del kept["earlier"]
         for name in ("digests", "batch_digests"):
             kept[name] = listed_digests(kept[name])
         write_packed(self.path, kept, kind=_KIND)
@@ -325,7 +329,7 @@ class DriverProgress:
             chains[bucket] = [*before, tuple(note["segment"])]
         self.waiting = [file for file in self.waiting if file.last >= end]
         if finished:  # nothing of the query's state is needed any more
-            self.waiting, self.units, self.groups = [], {}, {}
+            self.waiting, self.units, self.groups, self.earlier = [], {}, {}, []
         self.digests = {step: digest for step, digest in self.digests.items() if step >= end}
         self.step, self.chain = end, chain
 

@@ -239,11 +239,12 @@ class SparkRun(QueryRun):
         }
         self._windows.add(*windows)
         lent = spend.grant_keys(sorted(windows))
-        publications, saved = self._jobs.publish(
+        publications, saved, earlier = self._jobs.publish(
             progress, end, lent, job=progress.name_job("steps")
         )
         self._sender.send(publications)
         self._sender.arrived(all_of_them=True)
+        progress.earlier = earlier
         progress.advance(end, chain, saved, finished=end == schedule.steps)
         progress.save()
         self._clean()

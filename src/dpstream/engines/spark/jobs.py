@@ -77,8 +77,10 @@ class Jobs:
 
     def publish(
         self, progress: DriverProgress, end: int, lent: WindowKeyGrant, *, job: str
-    ) -> tuple[list[Publication], list[Note]]:
-        """The tables of the steps up to `end`, and the files that hold the new state."""
+    ) -> tuple[list[Publication], list[Note], list[tuple[int, int, bytes]]]:
+        """The tables of the steps up to `end`, the files that hold the new state, and what later
+        windows look at.
+        """
         first, schedule = progress.step, self.plan.query.schedule
         due = [(step, release) for step in range(first, end) for release in schedule.due(step)]
         plan = ShippedPlan.of(self.plan, (release for _, release in due))
@@ -106,6 +108,7 @@ class Jobs:
         }
         noisy = _noisy(task.shape, table)
         tables = ReleaseTables(plan=self.plan, types=self.types, run_tag=self.run_tag)
+        tables.restore_earlier(progress.earlier)
         nothing = (np.zeros((0, task.shape.measures), np.int64), None)
         publications = []
         for step, release in due:
@@ -115,7 +118,7 @@ class Jobs:
             of_window = totals.get((step, release.window), ())
             table = tables.table(step, release, sums, groups, of_window)
             publications.append(Publication(due=release, table=table))
-        return publications, saved
+        return publications, saved, tables.save_earlier()
 
     def _common(self, job: str, plan: NoisePlan) -> dict[str, Any]:
         common = {"types": self.types, "buckets": self.buckets, "files": self.files}

@@ -39,7 +39,7 @@ function bookNode(book, named) {
     "aria-valuetext": `${percent(share(book.spent))} spent`,
   });
   for (const { name, colour, items } of groups) {
-    for (const item of items) {
+    for (const item of drawn(items, share)) {
       const part = make("i", {
         class: `part ${colour}`,
         title: `${name}, ${item.purpose}: ${percent(share(item.amount))}`,
@@ -65,6 +65,14 @@ function bookNode(book, named) {
     groups.length ? spentTable(groups, share) : make("p", { class: "quiet" }, "Nothing has been charged yet."),
     make("p", { class: "quiet small" }, footnote(book)),
   );
+}
+
+/** What a gauge has room for: charges below 1% are one part together. */
+function drawn(items, share) {
+  const small = items.filter((item) => share(item.amount) < 0.01);
+  if (small.length < 2) return items;
+  const amount = small.reduce((total, item) => total + item.amount, 0);
+  return [...items.filter((item) => !small.includes(item)), { purpose: "the rest", amount }];
 }
 
 /** The charges by query, each with a colour of its own. */
