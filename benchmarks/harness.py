@@ -47,7 +47,7 @@ BENCHES: Final[dict[str, str]] = {
     "serve": "clients that follow a server's events while its pipeline reads as fast as it can",
     "live": "1, 5 and 20 queries over one live source: rows a second, delays, rows missed",
     "live_files": "a live directory of up to 100,000 files: triggers without news, a restart",
-    "queries": "SQL on real event logs, from the command and from Python: the same releases",
+    "queries": "SQL on real event logs, by the command, Python and Spark: the same releases",
     "connectors": "records per second of each source and sink, beside files",
     "aggregates": "rank errors of quantiles, once beside pipeline-dp and opendp, and continually",
     "coverage": "how often published intervals hold the truth: aggregates, strategies, mechanisms",

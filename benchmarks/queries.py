@@ -1,12 +1,8 @@
-"""SQL end to end: every query from the command and from Python, release by release the same.
+"""SQL end to end: every query from the command, from Python and on Spark, the same releases.
 
-Both begin a run of their own, with one secret and, for this comparison, one run id: else their
+All begin a run of their own, with one secret and, for this comparison, one run id: else their
 noises would differ, as they must. What is compared are the files of their sinks, byte for byte.
-
-Three queries are listings of Zhang et al., "Differentially Private Stream Processing at Scale",
-2023: clicks per URL and day, records per key of made-up data, and posts per forum. Their web log
-and their forum are not public; an Apache log and a day of tweets stand in, under the same names.
-Ten others are what people ask of such logs.
+Time series are refused on Spark, and run the other two ways.
 """
 
 from __future__ import annotations
@@ -17,7 +13,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import ExitStack
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,9 +23,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 
+from benchmarks.asked_queries import ALL, QUICK, TABLES, Asked
 from benchmarks.harness import Findings, Progress, Row, target
 from benchmarks.streams import VARIABLE
 from dpstream.engines.query_run import EngineOptions
+from dpstream.engines.spark import SparkEngine, local_session
 from dpstream.errors import InvalidParameter, StateError
 from dpstream.privacy.state import Secret
 from dpstream.records import Integers
@@ -50,23 +50,30 @@ Command = Callable[[list[str]], None]
 
 
 def measure(*, quick: bool, progress: Progress) -> Findings:
-    """One row per query; quick: the listings alone."""
-    asked = LISTINGS if quick else (*LISTINGS, *REALISTIC)
+    """One row per query; quick: the listings and a join, without Spark."""
+    asked = QUICK if quick else ALL
     rows: list[Row] = []
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
+    notes = ["noise is keyed: a run id is fixed here so that runs can be compared"]
+    with tempfile.TemporaryDirectory() as place, ExitStack() as undo:
+        folder, engine = Path(place), None
+        if not quick and find_spec("pyspark") is not None:
+            session = local_session("local[2]")
+            undo.callback(session.stop)
+            engine = SparkEngine(session, buckets=2)
+        elif not quick:
+            notes.append("pyspark is not installed: nothing was run on Spark")
         Secret.create(folder / "secret", value=bytes(range(32)))
         for number, one in enumerate(asked):
             progress(number, len(asked), one.name)
             source, real = log_file(one.log, folder, rows=_ROWS)
-            rows.append(
-                {"query": one.name, "log": one.log, "real": real} | both(one, source, folder)
-            )
+            found = all_ways(one, source, folder, engine=engine)
+            rows.append({"query": one.name, "log": one.log, "real": real} | found)
     same = sum(row["identical"] for row in rows)
     made = sorted({row["log"] for row in rows if not row["real"]})
-    notes = ["noise is keyed: a run id is fixed here so that two runs can be compared"]
     if made:
         notes.append(f"made-up rows for {', '.join(made)}")
+    if engine is not None:
+        notes.append(f"on Spark: {sum(row['seconds_spark'] is not None for row in rows)} queries")
     return Findings(
         rows=rows,
         targets=[
@@ -77,26 +84,52 @@ def measure(*, quick: bool, progress: Progress) -> Findings:
     )
 
 
-def both(asked: Asked, source: Path, folder: Path, command: Command | None = None) -> Row:
-    """Run a query both ways and compare what the sinks have."""
+def all_ways(
+    asked: Asked,
+    source: Path,
+    folder: Path,
+    *,
+    command: Command | None = None,
+    engine: SparkEngine | None = None,
+) -> Row:
+    """Run a query in every way and compare what the sinks have."""
     place = folder / asked.name
-    ways: dict[str, Callable[[], Any]] = {
-        "command": lambda: (command or in_a_process)(
+    files = {name: table_file(name, folder) for name in (*asked.public, *asked.registry)}
+    sources = dict.fromkeys((asked.table, *asked.more), str(source))
+
+    def by_command() -> None:
+        tables = [("public", name) for name in asked.public]
+        tables += [("registry", name) for name in asked.registry]
+        named = [("source", f"{name}={path}") for name, path in sources.items()]
+        named += [(kind, f"{name}={files[name]}") for kind, name in tables]
+        (command or in_a_process)(
             [
-                *("sql", asked.sql, "--name", asked.name, "--source", f"{asked.table}={source}"),
-                *("--state", str(place / "state 1"), "--secret", str(folder / "secret")),
+                *("sql", asked.sql, "--name", asked.name),
+                *(word for option, value in named for word in (f"--{option}", value)),
+                *("--state", str(place / "state command"), "--secret", str(folder / "secret")),
                 *("--sink", f"csv:{place / 'command'}"),
             ]
-        ),
-        "python": lambda: run(
+        )
+
+    def by_python(way: str, engine: SparkEngine | None = None) -> None:
+        run(
             sql(asked.sql, name=asked.name),
-            source=str(source),
-            sink=f"csv:{place / 'python'}",
-            state=place / "state 2",
+            source=sources if asked.more else str(source),
+            sink=f"csv:{place / way}",
+            state=place / f"state {way}",
             secret=folder / "secret",
             options=EngineOptions(run_id=RUN),
-        ).finish(),
+            public={name: files[name] for name in asked.public},
+            registry={name: files[name] for name in asked.registry},
+            engine=engine,
+        ).finish()
+
+    ways: dict[str, Callable[[], Any]] = {
+        "command": by_command,
+        "python": partial(by_python, "python"),
     }
+    if engine is not None and asked.spark:
+        ways["spark"] = partial(by_python, "spark", engine)
     seconds, found = {}, {}
     for name, go in ways.items():
         began = time.perf_counter()
@@ -107,10 +140,20 @@ def both(asked: Asked, source: Path, folder: Path, command: Command | None = Non
     return {
         "releases": len(rows),
         "rows_published": sum(rows),
-        "identical": found["command"] == found["python"] and bool(found["python"]),
+        "identical": all(each == found["python"] for each in found.values())
+        and bool(found["python"]),
         "seconds_command": seconds["command"],
         "seconds_python": seconds["python"],
+        "seconds_spark": seconds.get("spark"),
     }
+
+
+def table_file(name: str, folder: Path) -> Path:
+    """Where a table of `TABLES` is; it is written to `folder`."""
+    path = folder / f"table-{name}.csv"
+    if not path.exists():
+        pa_csv.write_csv(pa.table(TABLES[name]), path)
+    return path
 
 
 def in_a_process(arguments: list[str]) -> None:
@@ -124,164 +167,6 @@ def in_a_process(arguments: list[str]) -> None:
 
 def _empty(rows: list[Row]) -> int:
     return sum(not row["rows_published"] for row in rows)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Asked:
-    """A query, the table that it reads, and the file that the table is."""
-
-    name: str
-    table: str
-    log: str
-    sql: str
-
-
-_WEB: Final = "start = '2025-05-17', end = '2025-05-21', time_unit = 's'"
-_TWEETS: Final = (
-    "start = '2012-07-04', end = '2012-07-05', time_unit = 's', time_origin = '2012-07-04'"
-)
-_SHOP: Final = (
-    "start = '2010-12-01', end = '2011-06-29', time_unit = 'min', time_origin = '2010-12-01'"
-)
-_CLAUSE: Final = "SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS"
-
-LISTINGS: Final = (
-    Asked(
-        name="listing_1",
-        table="web_logs",
-        log="apache_weblog_2015",
-        sql=f"""{_CLAUSE} (epsilon = 6, delta = 1e-9, privacy_unit_column = client,
-            max_groups_contributed = 8)
-            path AS URL, TO_DATE(TIMESTAMP_SECONDS(unix_ts)) AS date, COUNT(*) AS count
-            FROM web_logs GROUP BY URL, TO_DATE(TIMESTAMP_SECONDS(unix_ts))""",
-    ),
-    Asked(
-        name="listing_2",
-        table="SyntheticDataset",
-        log="synthetic",
-        sql=f"""{_CLAUSE} (epsilon = 6, delta = 1e-9, privacy_unit_column = user,
-            max_groups_contributed = 32, {_TWEETS}, time_column = sec)
-            key, COUNT(*) FROM SyntheticDataset GROUP BY key EMIT EVERY INTERVAL '15' MINUTE""",
-    ),
-    Asked(
-        name="listing_3",
-        table="RedditData",
-        log="higgs_twitter_20120704",
-        sql=f"""{_CLAUSE} (epsilon = 6, delta = 1e-9, privacy_unit_column = user,
-            max_groups_contributed = 17, {_TWEETS}, time_column = sec)
-            target AS subreddit, COUNT(*) FROM RedditData GROUP BY subreddit
-            EMIT EVERY INTERVAL '15' MINUTE""",
-    ),
-)
-
-REALISTIC: Final = (
-    Asked(
-        name="most_talked_about",
-        table="tweets",
-        log="higgs_twitter_20120704",
-        sql=f"""{_CLAUSE} (epsilon = 4, delta = 1e-9, privacy_unit_column = user,
-            max_groups_contributed = 4, {_TWEETS}, time_column = sec)
-            target, COUNT(DISTINCT user) AS people FROM tweets WHERE target <> user
-            GROUP BY target ORDER BY people DESC LIMIT 20 EMIT EVERY INTERVAL '1' HOUR""",
-    ),
-    Asked(
-        name="kinds_so_far",
-        table="tweets",
-        log="higgs_twitter_20120704",
-        sql=f"""{_CLAUSE} (epsilon = 2, delta = 1e-9, privacy_unit_column = user,
-            max_groups_contributed = 12, public_groups = ('RT', 'MT', 'RE'), {_TWEETS})
-            kind, window_end, COUNT(*) AS events
-            FROM CUMULATE(tweets, DESCRIPTOR(sec), INTERVAL '6' HOUR, INTERVAL '1' DAY)
-            GROUP BY kind, window_end""",
-    ),
-    Asked(
-        name="people_per_quarter",
-        table="tweets",
-        log="higgs_twitter_20120704",
-        sql=f"""{_CLAUSE} (epsilon = 1, privacy_unit = 'w_event', w = 8, mechanism = 'spas',
-            privacy_unit_column = user, public_groups = ('RT', 'MT', 'RE'), {_TWEETS})
-            kind, window_start, COUNT(*) AS people
-            FROM TUMBLE(tweets, DESCRIPTOR(sec), INTERVAL '15' MINUTE)
-            GROUP BY kind, window_start""",
-    ),
-    Asked(
-        name="sold_per_week",
-        table="orders",
-        log="online_retail_2010_2011",
-        sql=f"""{_CLAUSE} (epsilon = 6, delta = 1e-9, privacy_unit_column = customer,
-            privacy_unit_period = INTERVAL '7' DAY, max_groups_contributed = 16, {_SHOP})
-            stock_code, window_start, COUNT(*) AS customers,
-            SUM(quantity, contribution_bounds_per_row => (-20, 20)) AS sold
-            FROM TUMBLE(orders, DESCRIPTOR(minute), INTERVAL '7' DAY)
-            GROUP BY stock_code, window_start HAVING sold > 0 ORDER BY sold DESC""",
-    ),
-    Asked(
-        name="share_of_returns",
-        table="orders",
-        log="online_retail_2010_2011",
-        sql=f"""{_CLAUSE} (epsilon = 1, delta = 1e-9, privacy_unit_column = customer,
-            privacy_unit_period = INTERVAL '7' DAY, max_groups_contributed = 1,
-            max_rows_per_group = 20, {_SHOP})
-            window_start, 100 * COUNTIF(quantity < 0) / COUNT(*) AS percent, COUNT(*) AS lines
-            FROM TUMBLE(orders, DESCRIPTOR(minute), INTERVAL '7' DAY) GROUP BY window_start""",
-    ),
-    Asked(
-        name="hours_of_the_day",
-        table="orders",
-        log="online_retail_2010_2011",
-        sql=f"""{_CLAUSE} (epsilon = 2, delta = 1e-9, privacy_unit_column = customer,
-            max_groups_contributed = 4, {_SHOP}, time_column = minute)
-            DIV(MOD(minute, 1440), 60) AS hour,
-            CASE WHEN quantity >= 50 THEN 'bulk' ELSE 'retail' END AS kind,
-            COUNT(*) AS customers, AVG(quantity, contribution_bounds_per_row => (0, 100)) AS items
-            FROM orders WHERE quantity > 0 GROUP BY hour, kind ORDER BY hour""",
-    ),
-    Asked(
-        name="ratings_by_genre",
-        table="ratings",
-        log="movielens_100k_2016",
-        sql=f"""{_CLAUSE} (epsilon = 4, delta = 1e-7, privacy_unit_column = user,
-            max_groups_contributed = 6, max_rows_per_group = 10, confidence = 0.95)
-            main_genre, COUNT(*) AS ratings,
-            AVG(rating, contribution_bounds_per_row => (0.5, 5)) AS mean,
-            STDDEV(rating, contribution_bounds_per_row => (0.5, 5)) AS spread
-            FROM ratings GROUP BY main_genre ORDER BY mean DESC""",
-    ),
-    Asked(
-        name="raters_by_year",
-        table="ratings",
-        log="movielens_100k_2016",
-        sql=f"""WITH dated AS (
-                SELECT user, rating, EXTRACT(YEAR FROM TIMESTAMP_SECONDS(unix_ts)) AS year
-                FROM ratings WHERE rating >= 4)
-            {_CLAUSE} (epsilon = 4, delta = 1e-7, privacy_unit_column = user,
-            max_groups_contributed = 3)
-            year, COUNT(DISTINCT user) AS raters FROM dated GROUP BY year ORDER BY year""",
-    ),
-    Asked(
-        name="sections_of_the_site",
-        table="visits",
-        log="apache_weblog_2015",
-        sql=f"""WITH pages AS (
-                SELECT client, unix_ts, LOWER(SPLIT(path, '/')[OFFSET(1)]) AS section FROM visits
-                WHERE method = 'GET' AND status < 400 AND NOT ENDS_WITH(path, '.png'))
-            {_CLAUSE} (epsilon = 6, delta = 1e-7, privacy_unit_column = client,
-            privacy_unit_period = INTERVAL '1' DAY, max_groups_contributed = 8, {_WEB})
-            section, window_start, window_end, COUNT(*) AS visitors
-            FROM HOP(pages, DESCRIPTOR(unix_ts), INTERVAL '12' HOUR, INTERVAL '1' DAY)
-            GROUP BY section, window_start""",
-    ),
-    Asked(
-        name="visitors_per_hour",
-        table="visits",
-        log="apache_weblog_2015",
-        sql=f"""{_CLAUSE} (epsilon = 1, privacy_unit = 'w_event', w = 24, mechanism = 'pacer',
-            privacy_unit_column = client, {_WEB})
-            window_start, COUNT(*) AS visitors
-            FROM TUMBLE(visits, DESCRIPTOR(unix_ts), INTERVAL '1' HOUR)
-            WHERE status = 200 GROUP BY window_start""",
-    ),
-)
 
 
 Columns = dict[str, object]

@@ -21,6 +21,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
 from benchmarks import click_log
 from benchmarks.click_log import ClickLog
 from benchmarks.harness import Findings, Progress, Row, child_environment, target
@@ -30,6 +34,7 @@ from benchmarks.throughput_run import DELTA, EPSILON, GROUPS
 _WARM_UP: Final = 20_000
 _PATIENCE: Final = 900.0  # seconds for one run of ours
 _SYNCS: Final = 50
+_PAGES: Final = 100_000  # rows of the table that is joined
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +46,8 @@ class Plan:
     spark: int
     spark_files: tuple[int, ...]
     rounds: int
+    joined: int = 1_000_000
+    """Records of the log that is joined to a table."""
 
 
 FULL: Final = Plan(
@@ -49,6 +56,7 @@ FULL: Final = Plan(
     spark=10_000_000,
     spark_files=(1, click_log.FILES),
     rounds=3,
+    joined=10_000_000,
 )
 QUICK: Final = Plan(
     sizes=(200_000, 1_000_000),
@@ -102,12 +110,22 @@ def measure(*, quick: bool, progress: Progress) -> Findings:
                     progress(done, total, f"{lane.library}, {records:,} records")
                     _take(lane, peers.get(lane.library))
                     done += 1
-    progress(total, total, "done")
+    progress(total, total, "a join")
+    joined = _joined(plan.joined, plan.rounds)
     rows = [_row(lane, lanes) for lane in lanes]
     cores, sync = len(os.sched_getaffinity(0)), _sync_ms()
     return Findings(
-        rows=rows,
-        targets=targets(rows, plan.one_shot, plan.spark),
+        rows=[*rows, joined],
+        targets=[
+            *targets(rows, plan.one_shot, plan.spark),
+            target(
+                f"share of the speed that a join to {_PAGES:,} rows costs",
+                joined["cost"],
+                "<=",
+                JOIN_COST,
+                reason=joined["note"],
+            ),
+        ],
         peers=versions,
         notes=[f"{cores} cores for every library; an idle disk takes {sync:.2g} ms for an fsync"],
         draw=lambda figure: draw(figure, rows, PER_SECOND),
@@ -161,14 +179,41 @@ def _theirs(peers: Peers, lane: Lane, records: int) -> dict[str, Any]:
     )
 
 
-def _ours(records: int) -> dict[str, Any]:
-    logs = [click_log.files(ClickLog(records=size)) for size in (records, _WARM_UP)]
+def _joined(records: int, rounds: int) -> Row:
+    """Clicks by URL, and by the title that a table of as many URLs has for each, in turns."""
+    keys = min(_PAGES, records)
+    folder = click_log.files(ClickLog(records=records, keys=keys))
+    _read_once(folder)
+    urls = click_log.urls(keys)
+    table = folder.with_name(f"{folder.name}-pages.parquet")
+    pq.write_table(pa.table({"url": urls, "title": pc.replace_substring(urls, "/", " ")}), table)
+    costs, processor, note = [], [], ""
+    for _ in range(rounds):
+        try:
+            plain, joined = (_ours(records, keys=keys, table=each) for each in (None, table))
+        except PeerError as error:
+            note = str(error)
+            break
+        costs.append(1 - plain["seconds"] / joined["seconds"])
+        processor.append(1 - plain["processor_seconds"] / joined["processor_seconds"])
+    return {
+        "records": records,
+        "library": f"{OURS}, joined",
+        "what": f"100 durable releases, joined to a table of {keys:,} rows",
+        "cost": statistics.median(costs) if costs else None,
+        "cost_in_processor_time": statistics.median(processor) if processor else None,
+        "note": note,
+    }
+
+
+def _ours(records: int, *, keys: int = 1_000_000, table: Path | None = None) -> dict[str, Any]:
+    logs = [click_log.files(ClickLog(records=size, keys=keys)) for size in (records, _WARM_UP)]
     command = [sys.executable, "-m", "benchmarks.throughput_run", *map(str, logs)]
     # The scratch folder is made here: a run that is ended leaves nothing behind.
     with tempfile.TemporaryDirectory(dir=click_log.cache()) as scratch:
         try:
             done = subprocess.run(
-                [*command, scratch],
+                [*command, scratch, *([] if table is None else [str(table)])],
                 env=child_environment(),
                 capture_output=True,
                 text=True,
@@ -230,6 +275,7 @@ OURS: Final = "dpstream"
 PER_SECOND: Final = 3_000_000
 TIMES: Final = {"opendp": 15, "pipeline-dp": 30}
 FLAT: Final = (10_000_000, 60_000_000, 1.3)
+JOIN_COST: Final = 0.3
 
 
 def targets(rows: list[Row], one_shot: int, spark: int) -> list[Row]:

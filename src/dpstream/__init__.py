@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from dpstream.query.windows import Tumble as Tumble
     from dpstream.records import Release as Release
     from dpstream.session import Feed as Feed
+    from dpstream.session import Refreshed as Refreshed
     from dpstream.session import Run as Run
     from dpstream.session import Runs as Runs
     from dpstream.session import run as run
@@ -71,7 +72,7 @@ _NAMES_BY_HOME = {
     "query.series_query": "SeriesQuery",
     "query.windows": "Cumulate Hop Tumble",
     "records": "Release",
-    "session": "Feed Run Runs run run_all with_tables",
+    "session": "Feed Refreshed Run Runs run run_all with_tables",
     "sql_compiler": "sql",
 }
 _HOMES = {name: home for home, names in _NAMES_BY_HOME.items() for name in names.split()}

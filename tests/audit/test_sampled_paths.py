@@ -24,6 +24,8 @@ CAUGHT = {
     "dpi_charged_once": 400,
     "dpi_rows_unbounded": 1_200,
     "noise_below_reach": 16_000,
+    "bounded_before_join": 1_000,
+    "registry_not_bounded": 1_000,
     "debias_units_not_capped": 500,
     "debias_noise_for_one_row": 1_000,
     "sql_unit_enters_again": 16_000,
@@ -33,6 +35,8 @@ CAUGHT = {
 SOUND = {
     "dpi": 1_200,
     "dpi_rows": 1_200,
+    "latched_join": 1_000,
+    "latched_registry": 1_000,
     "latched_debias_public_keys": 1_000,
     "sql_w_event": 16_000,
 }

@@ -5,19 +5,23 @@ import os
 import pytest
 
 from benchmarks import queries
-from benchmarks.queries import LISTINGS, REALISTIC, log_file
+from benchmarks.asked_queries import ALL, COMPUTED, JOINED, LISTINGS, QUICK, REALISTIC, UNITED
+from benchmarks.queries import log_file
 from dpstream.cli import main
 from dpstream.cli import sql_command as command
 from dpstream.engines.query_run import EngineOptions
 from dpstream.privacy.state import Secret
+from tests.support.long import is_long
 
-ASKED = (*LISTINGS, *REALISTIC)
+SOME = (*LISTINGS, *REALISTIC, JOINED[0], JOINED[8], UNITED[2], COMPUTED[0])
+ASKED = ALL if is_long() else SOME
 
 
-def test_there_are_three_listings_and_ten_queries():
-    """Each with a name of its own."""
-    assert (len(LISTINGS), len(REALISTIC)) == (3, 10)
-    assert len({one.name for one in ASKED}) == 13
+def test_there_are_forty_queries():
+    """Each with a name of its own; the quick ones are some of them."""
+    assert (len(LISTINGS), len(ALL)) == (3, 40)
+    assert len({one.name for one in ALL}) == 40
+    assert set(QUICK) < set(ALL)
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +46,7 @@ def test_the_command_and_python_publish_the_same(asked, place, monkeypatch):
             main(arguments)
         assert left.value.code == 0
 
-    row = queries.both(asked, source, place, here)
+    row = queries.all_ways(asked, source, place, command=here)
 
     assert not real
     assert row["identical"]
@@ -60,4 +64,4 @@ def test_another_run_publishes_other_noise(place, monkeypatch):
         with pytest.raises(SystemExit):
             main(arguments)
 
-    assert not queries.both(asked, source, place / "..", here)["identical"]
+    assert not queries.all_ways(asked, source, place / "..", command=here)["identical"]

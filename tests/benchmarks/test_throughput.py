@@ -14,7 +14,7 @@ from dpstream.errors import InvalidParameter
 
 FALSE_ALARM = 1e-6
 SMALL = throughput.Plan(
-    sizes=(2_000, 3_000), one_shot=2_000, spark=3_000, spark_files=(24,), rounds=1
+    sizes=(2_000, 3_000), one_shot=2_000, spark=3_000, spark_files=(24,), rounds=1, joined=2_000
 )
 
 
@@ -164,6 +164,9 @@ def test_a_run_without_peers_measures_ours(tmp_path):
     for row in ours:
         for figure in ("records_per_second", "peak_mb", "bytes_per_unit", "snapshot_mb"):
             assert row[figure] > 0
+    (joined,) = [row for row in result["rows"] if row["library"] == "dpstream, joined"]
+    assert joined["cost"] < 1
+    assert joined["cost_in_processor_time"] < 1
     open_ones = [one for one in result["targets"] if one["reached"] is None]
     assert len(open_ones) == 6
     assert sum("must name a Python" in one["reason"] for one in open_ones) == 5

@@ -410,3 +410,34 @@ def test_command(tmp_path, capsys, monkeypatch):
     with pytest.raises(SystemExit):
         main([*common, "--public"])
     assert "max_groups_contributed =" in capsys.readouterr().out
+
+
+def test_joined_and_united_rows_are_measured_after_the_join(tmp_path, capsys, monkeypatch):
+    """Bounds are for what rows become: those that one row meets count, and those of all sources."""
+    monkeypatch.chdir(tmp_path)
+    clause = "WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 2, delta = 1e-9, privacy_unit_column = u"
+    text = (
+        f"""SELECT {clause}) kind, COUNT(*) AS n FROM log JOIN pages USING (page) GROUP BY kind"""
+    )
+    rows = pa.table({"u": [n % 300 for n in range(300)], "page": ["a"] * 300})
+    pages = pa.table({"page": ["a"] * 3, "kind": ["k"] * 3})
+    pa_csv.write_csv(rows, "log.csv")
+    pa_csv.write_csv(pages, "pages.csv")
+
+    def proposed(*arguments):
+        with pytest.raises(SystemExit) as left:
+            main(["bounds", *arguments, "--public", "--json"])
+        told = capsys.readouterr()
+        return json.loads(told.out) if left.value.code == 0 else told.err
+
+    found = proposed(text, "--source", "log=log.csv", "--public-table", "pages=pages.csv")
+    assert (found["max_groups_contributed"], found["max_rows_per_group"]) == (1, 3)
+    assert "say --public-table pages=FILE" in proposed(text, "--source", "log=log.csv")
+    both = f"""SELECT {clause}) page, COUNT(*) AS n FROM
+        (SELECT u, page FROM a UNION ALL SELECT u, page FROM b) GROUP BY page"""
+    found = proposed(both, "--source", "a=log.csv", "--source", "b=log.csv")
+    assert (found["max_groups_contributed"], found["max_rows_per_group"]) == (1, 2)
+    with pytest.raises(InvalidParameter, match="give a source for 'b' too"):
+        dps.bounds(dps.sql(both, max_groups_contributed=1), {"a": rows}, public=True)
+    with pytest.raises(InvalidParameter, match="'pages' is joined, and it is not declared"):
+        dps.bounds(dps.sql(text, max_groups_contributed=1), rows, public=True)

@@ -8,10 +8,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyarrow import csv
 
 import dpstream as dps
+from benchmarks import queries
+from benchmarks.asked_queries import ALL, COMPUTED, JOINED, UNITED
 from dpstream.engines.query_run import EngineOptions
+from dpstream.engines.spark import SparkEngine
 from dpstream.errors import BudgetExceeded, InvalidInput, InvalidParameter, StateError
+from dpstream.privacy.state import Secret
 from tests.engines.test_dead_letters import (
     CSV,
     REASONS,
@@ -23,6 +28,7 @@ from tests.engines.test_dead_letters import (
 )
 from tests.support.fixed import RUN, SECRET
 from tests.support.live_runs import ScriptedClock, arrivals, start_live, whole_live
+from tests.support.long import is_long
 from tests.support.runs import (
     LOOKING_BACK,
     break_off,
@@ -36,6 +42,7 @@ from tests.support.runs import (
 )
 
 HOUR = 3_600_000_000
+SOME = [one for one in ALL if one.spark] if is_long() else [JOINED[8], UNITED[2], COMPUTED[1]]
 
 
 @pytest.fixture(scope="module")
@@ -328,6 +335,7 @@ def test_every_release_says_what_it_is(engine, tmp_path):
     assert len({one["run"] for one in told}) == 1
 
 
+@pytest.mark.timeout(300)
 def test_joined_and_united_rows(engine, tmp_path):
     """Public tables, registries and several sources: the same bytes on both engines."""
     for name, rows in (("a", range(400)), ("b", range(300, 700))):
@@ -352,3 +360,61 @@ def test_joined_and_united_rows(engine, tmp_path):
         return releases(found)
 
     assert run(engine=engine) == run()
+
+
+def test_files_meet_the_table_that_the_run_began_with(engine, tmp_path):
+    """Without a clock nothing is read anew, and a run goes on with its copy of a changed table."""
+    text = """SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 8, delta = 1e-5,
+        privacy_unit_column = user, public_groups = ('x', 'y'), max_groups_contributed = 2)
+        kind, COUNT(*) AS n FROM log JOIN pages USING (page) GROUP BY kind"""
+    rows = pa.table({"user": list(range(400)), "page": ["a", "b"] * 200})
+    pages = pa.table({"page": ["a", "b"], "kind": ["x", "y"]})
+    csv.write_csv(pages, tmp_path / "pages.csv")
+    pq.write_table(rows, tmp_path / "rows.parquet")
+    named = {
+        "source": str(tmp_path / "rows.parquet"),
+        "public": {"pages": dps.Refreshed(tmp_path / "pages.csv", every="1 day")},
+        "secret": SECRET,
+        "options": EngineOptions(run_id=RUN),
+    }
+    (embedded,) = dps.run(dps.sql(text), **named)
+    named |= {"engine": engine, "state": tmp_path / "state", "sink": tmp_path / "out"}
+    (found,) = dps.run(dps.sql(text), **named)
+    csv.write_csv(pages.slice(1), tmp_path / "pages.csv")
+    dps.run(dps.sql(text), **named).finish()
+
+    assert found["n"].to_pylist() == embedded["n"].to_pylist()
+    assert sum(found["n"].to_pylist()) > 350
+
+
+@pytest.mark.spark
+def test_a_table_is_not_read_anew_on_spark(session, tmp_path):
+    """Executors hold the table that the run began with; the way out is named."""
+    csv.write_csv(pa.table({"page": ["a"], "kind": ["x"]}), tmp_path / "pages.csv")
+    text = """SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 5, delta = 1e-5,
+        privacy_unit_column = user, privacy_unit_period = INTERVAL '1' DAY,
+        public_groups = ('x', 'y'), max_groups_contributed = 2)
+        kind, window_start, COUNT(*) AS n FROM TUMBLE(log, DESCRIPTOR(at), INTERVAL '1' HOUR)
+        JOIN pages USING (page) GROUP BY kind, window_start"""
+
+    with pytest.raises(InvalidParameter, match="leave refresh out, or run it on the embedded"):
+        dps.run(
+            dps.sql(text),
+            source=tmp_path,
+            live=True,
+            public={"pages": dps.Refreshed(tmp_path / "pages.csv", every="1 day")},
+            engine=SparkEngine(session, buckets=2),
+        )
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("asked", SOME, ids=lambda one: one.name)
+def test_bench_queries_on_spark(asked, session, tmp_path, monkeypatch):
+    """What the command and Python publish, byte for byte; all of them in a long run."""
+    monkeypatch.delenv("DPSTREAM_DATA", raising=False)
+    Secret.create(tmp_path / "secret", value=bytes(range(32)))
+    source, _ = queries.log_file(asked.log, tmp_path, rows=6_000)
+    engine = SparkEngine(session, buckets=2)
+
+    assert queries.all_ways(asked, source, tmp_path, engine=engine)["identical"]

@@ -54,6 +54,8 @@ from dpstream.rows.row_reader import RowReader
 from dpstream.sql_compiler import sql
 
 HOUR = 3600
+UNITS = 1_000_000
+"""The units of run r have the numbers from r * `UNITS` on; the first is the target."""
 STEPS = 3
 """Steps of a run: parts of a day, or of a window."""
 
@@ -315,7 +317,7 @@ def _planned(plan: Callable[[Query], NoisePlan], query: Query) -> NoisePlan:
 
 def scenario_table(data: Scenario, runs: int, groups: int, windows: bool) -> pa.Table:
     """Rows of all runs, the targets' first; every unit but the target has one row."""
-    place, every = np.arange(runs), 1_000_000
+    place, every = np.arange(runs), UNITS
     parts: list[Integers] = [np.zeros((5, 0), np.int64)]
 
     def add(group: int, step: int, first: int, many: int, late: int = 0) -> None:

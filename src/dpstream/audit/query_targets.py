@@ -15,7 +15,11 @@ from dataclasses import fields
 from fractions import Fraction
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+
 from dpstream.audit.controls.broken_engine import (
+    BoundedBeforeJoin,
     BoundsOffByOne,
     ColumnTypeFromData,
     KeyAsSpelled,
@@ -36,6 +40,7 @@ from dpstream.audit.controls.broken_engine import (
 from dpstream.audit.query_samplers import (
     SPELLINGS,
     STEPS,
+    UNITS,
     WINDOWS,
     NodesShown,
     Place,
@@ -49,13 +54,18 @@ from dpstream.audit.query_samplers import (
 )
 from dpstream.audit.targets import Catalogue, Maker, Pair, by_name, target
 from dpstream.query.aggregates import Avg, Count, CountDistinct, CountUnits, Sum
+from dpstream.query.public_tables import WholeTable
 from dpstream.query.quantiles import Quantile
 from dpstream.query.query import Query
 from dpstream.query.windows import Cumulate, Hop, Tumble
+from dpstream.rows.whole_table import whole_table
+from dpstream.sql_compiler import sql
 
 EPSILON, DELTA = 2, 0.02
 DROPPED = 8
 OFFERED = DROPPED + 2  # one is kept, and one is beyond those that count
+MATCHES = 4
+"""Rows of a table that one row meets."""
 W, SERIES_DELTA = 3, 0.01
 _W_EVENT = f"epsilon = {EPSILON}, privacy_unit = 'w_event', w = {W}"
 _UNIFORM = f"{_W_EVENT}, mechanism = 'uniform'"
@@ -152,16 +162,41 @@ def query_target(about: str, sample: Any, *pairs: Pair, **facts: Any) -> Maker:
 def _day_runs(**facts: Any) -> QueryRuns:
     """Runs of `day_query`; what is no option of the sampler is one of the query.
 
-    `public_groups`: from the number of runs to the keys.
+    `public_groups`: from the number of runs to the keys. `joins`: to what prepares the rows.
     """
     options = {field.name for field in fields(QueryRuns)}
     sampler = {name: facts.pop(name) for name in options & facts.keys()}
-    keys = facts.pop("public_groups", None)
+    keys, joins = facts.pop("public_groups", None), facts.pop("joins", None)
 
     def query(runs: int) -> Query:
-        return day_query(**facts, **({"public_groups": list(keys(runs))} if keys else {}))
+        more = {"public_groups": list(keys(runs))} if keys else {}
+        return day_query(**facts, **more, **({"prepare": joins(runs)} if joins else {}))
 
     return QueryRuns(query=query, **sampler)
+
+
+def _join(clause: str, table: WholeTable) -> Any:
+    """What prepares the rows of a query that joins a table, as its SQL says."""
+    text = f"""
+        SELECT WITH DIFFERENTIAL_PRIVACY
+               OPTIONS (epsilon = 1, delta = 0.1, privacy_unit_column = user, time_column = ts,
+                        time_unit = 's', start = '1970-01-01', end = '1970-01-02',
+                        max_groups_contributed = 1)
+               key, COUNT(*) AS n FROM visits {clause} GROUP BY key"""
+    return sql(text).with_tables({table.name: table}).prepare
+
+
+def public_join(runs: int) -> Any:
+    """Every row meets `MATCHES` rows of a public table."""
+    table = pa.table({"x": [4] * MATCHES, "copy": list(range(MATCHES))})
+    return _join("JOIN copies USING (x)", whole_table("copies", table))
+
+
+def registry_join(runs: int) -> Any:
+    """Every target has `MATCHES` rows in a registry, and nobody else has one."""
+    units = np.repeat(np.arange(runs) * UNITS, MATCHES)
+    table = pa.table({"user": units, "plan": np.tile(np.arange(MATCHES), runs)})
+    return _join("LEFT JOIN plans USING (user)", whole_table("plans", table, registry=True))
 
 
 def _group_by(about: str, *, groups: int = 2, again: bool = False, **facts: Any) -> Maker:
@@ -293,6 +328,21 @@ def query_targets() -> Catalogue:
             max_groups_contributed=1,
             pairs=(spellings,),
         ),
+        latched_join=_group_by(
+            f", joined to a public table: a row becomes {MATCHES}.",
+            again=True,
+            groups=1,
+            public_groups=range,
+            max_groups_contributed=1,
+            max_rows_per_group=2,
+            joins=public_join,
+        ),
+        latched_registry=_group_by(
+            f", joined to a registry that has {MATCHES} rows of the unit.",
+            groups=1,
+            max_groups_contributed=1,
+            joins=registry_join,
+        ),
         sqlp=_group_by(", one row per group.", strategy="sqlp"),
         sqlp_rows=_group_by(
             ": counts of rows and of units, several rows.",
@@ -420,6 +470,22 @@ def query_controls() -> Catalogue:
             reader=UnitBySpelling,
             source=units_as_text,
             public_groups=range,
+            runs=(4_000, 20_000),
+        ),
+        bounded_before_join=_control(
+            f"Bounds for rows of the stream: a row becomes {MATCHES}, and all of them count.",
+            _rows_of_unit((0, 0), others=((0, 0, 5),)),
+            reader=BoundedBeforeJoin,
+            public_groups=range,
+            joins=public_join,
+            runs=(4_000, 20_000),
+        ),
+        registry_not_bounded=_control(
+            f"A unit has {MATCHES} rows in the registry, and all of them count.",
+            _rows_of_unit((0, 0), others=((0, 0, 5),)),
+            reader=BoundedBeforeJoin,
+            public_groups=range,
+            joins=registry_join,
             runs=(4_000, 20_000),
         ),
         watermark_from_data=_control(

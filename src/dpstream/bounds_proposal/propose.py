@@ -40,6 +40,7 @@ from dpstream.bounds_proposal.histograms import (
 )
 from dpstream.bounds_proposal.smooth_histogram import SizeDistribution, smooth_histogram
 from dpstream.connectors.registry import open_source
+from dpstream.connectors.union_source import union_source
 from dpstream.errors import InvalidParameter
 from dpstream.optional import optional
 from dpstream.privacy.amounts import Amount
@@ -50,8 +51,9 @@ from dpstream.privacy.state.run_directory import GivenLedger, read_about
 from dpstream.privacy.state.secret import secret_path
 from dpstream.query.aggregates import Aggregate, Count, CountUnits, Sum
 from dpstream.query.noise_plan import plan_query
+from dpstream.query.public_tables import missing_table
 from dpstream.query.query import Query
-from dpstream.records import Reals
+from dpstream.records import Reals, Source
 from dpstream.session.start import SourceSpec
 
 _QUANTILES: Final = (0.5, 0.9, 0.95, 0.99, 0.999)
@@ -200,7 +202,7 @@ def _number(value: float | Fraction) -> str:
 
 def bounds(
     query: Query,
-    source: SourceSpec,
+    source: SourceSpec | Mapping[str, SourceSpec],
     *,
     public: bool = False,
     epsilon: Amount | None = None,
@@ -244,6 +246,8 @@ def bounds(
         )
     if not 0 < sample <= 1:
         raise InvalidParameter(f"sample must be above 0 and at most 1; got {sample}")
+    for name in query.table_names:
+        raise missing_table(name)
     query = _counting_units(query.starting(0))
     columns = list(dict.fromkeys(each.column for each in _clamped(query)))
     reading, names = _reading(query, columns), fact_names(query, columns)
@@ -277,7 +281,7 @@ def bounds(
         else:
             secret, run = Secret.of(secret_path(folder)), _READ_AS
         facts = collect_unit_facts(
-            open_source(source),
+            _opened(query, source),
             reading,
             secret=secret,
             run=run,
@@ -360,9 +364,24 @@ def _digest(reading: Query, *more: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
+def _opened(query: Query, source: Any) -> Source:
+    """What is read: one source, or those of a UNION ALL by their names."""
+    if not query.sources:
+        return open_source(source)
+    for name in query.sources:
+        if not isinstance(source, Mapping) or name not in source:
+            raise InvalidParameter(
+                f"the query reads {' and '.join(query.sources)}; give a source for {name!r} too: "
+                f"{{{name!r}: ...}}, --source {name}=PATH"
+            )
+    return union_source({name: open_source(source[name]) for name in query.sources})
+
+
 def _folder(state: Path, reading: Query, source: Any, *, again: bool) -> Path:
     """Where a measurement is kept: the last one of these rows, or the next one."""
     places = source if isinstance(source, list | tuple) else [source]
+    if isinstance(source, Mapping):
+        places = [source[name] for name in sorted(source)]
     words = [os.fspath(each) for each in places if isinstance(each, str | os.PathLike)]
     name = _digest(reading, *words)
     tries = (state / (name if n == 1 else f"{name}-{n}") for n in count(1))

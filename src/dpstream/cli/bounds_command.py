@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from typer import Option
 
 from dpstream.bounds_proposal import Proposal
 from dpstream.bounds_proposal import bounds as propose
-from dpstream.cli.command_options import Asker, BudgetOption, Payer, SharedLedger
+from dpstream.cli.command_options import (
+    Asker,
+    BudgetOption,
+    Payer,
+    RegistryTables,
+    SharedLedger,
+    table_paths,
+)
 from dpstream.cli.output import AsJson, new_table, note, people, print_json, progress_bar
 from dpstream.cli.sql_command import Settings, Text, compile_text, source_paths
 from dpstream.errors import InvalidParameter
 from dpstream.query.query import Query
+from dpstream.session import with_tables
 
 _BAR = 24  # characters of the longest bar
 
@@ -31,6 +39,15 @@ def bounds(
     public: Annotated[
         bool, Option("--public", help="I declare that these data are public.")
     ] = False,
+    tables: Annotated[
+        list[str] | None,
+        Option(
+            "--public-table",
+            metavar="TABLE=PATH",
+            help="A table that the query joins or takes its keys from (--public of `sql`).",
+        ),
+    ] = None,
+    registry: RegistryTables = None,
     epsilon: Annotated[
         str | None, BudgetOption(help="Pay this much for the measurement, such as 0.1.")
     ] = None,
@@ -66,8 +83,22 @@ def bounds(
     Example: dpstream bounds clicks.sql --source clicks=clicks.csv --epsilon 0.1 --ledger book
     """
     compiled = compile_text(text, None, settings or [], unbounded=True)
-    given = source_paths(compiled, sources)
-    query = compiled.query
+    given: Any = None
+    if compiled.query.sources:
+        given = table_paths("--source", sources)
+    else:
+        given = source_paths(compiled, sources)
+        given = given[0] if len(given) == 1 else given
+    public_tables = table_paths("--public-table", tables)
+    units = table_paths("--registry", registry)
+    for name in compiled.query.table_names:
+        if name not in public_tables | units:
+            raise InvalidParameter(
+                f"the table {name!r} is joined, or has the keys, and it is not declared: if "
+                f"everybody may know all of it, say --public-table {name}=FILE; if its rows belong "
+                f"to the privacy units and it is joined on the unit, --registry {name}=FILE"
+            )
+    query = with_tables(compiled.query, public=public_tables, registry=units)
     if not isinstance(query, Query):
         raise InvalidParameter(
             "bounds are for a GROUP BY: a time-series mechanism keeps one row of a unit in each "
@@ -78,7 +109,7 @@ def bounds(
     with progress_bar("reading") as progress:
         proposal = propose(
             query,
-            given[0] if len(given) == 1 else given,
+            given,
             public=public,
             epsilon=epsilon,
             delta=delta,

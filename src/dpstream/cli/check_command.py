@@ -17,12 +17,20 @@ from typer import Argument, Option
 from dpstream.cli.command_options import (
     Payer,
     PublicTables,
+    RefreshTables,
     RegistryTables,
     SharedLedger,
     table_paths,
 )
 from dpstream.cli.output import PROBLEMS, AsJson, note, print_json
-from dpstream.cli.sql_command import Functions, Params, Settings, compile_text, source_paths
+from dpstream.cli.sql_command import (
+    Functions,
+    Params,
+    Settings,
+    compile_text,
+    public_tables,
+    source_paths,
+)
 from dpstream.engines.clock import SystemClock
 from dpstream.errors import InvalidInput, InvalidParameter
 from dpstream.explanation import explain
@@ -76,6 +84,7 @@ def check(
     params: Params = None,
     functions: Functions = None,
     public: PublicTables = None,
+    refresh: RefreshTables = None,
     registry: RegistryTables = None,
     live: Annotated[
         bool, Option("--live", help="With SQL: a directory that grows, by the clock.")
@@ -89,17 +98,17 @@ def check(
     Example: dpstream check pipeline.toml && dpstream run pipeline.toml
     """
     if text.endswith(".toml"):
-        if settings or sources or params or functions or public or registry:
+        if settings or sources or params or functions or public or refresh or registry:
             raise InvalidParameter(
-                "--set, --param, --function, --source, --public and --registry go with SQL; change "
-                f"{text} instead"
+                "--set, --param, --function, --source, --public, --refresh and --registry go with "
+                f"SQL; change {text} instead"
             )
         subjects = _of_pipeline(Path(text), name)
     else:
         compiled = compile_text(text, None, settings or [], params, functions)
         query = with_tables(
             compiled.query,
-            public=table_paths("--public", public),
+            public=public_tables(public, refresh),
             registry=table_paths("--registry", registry),
         )
         united = table_paths("--source", sources) if query.sources else {}

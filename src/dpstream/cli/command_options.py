@@ -82,6 +82,14 @@ PublicTables = Annotated[
         "a file, names.duckdb, delta:FOLDER, postgres://...; may be repeated.",
     ),
 ]
+RefreshTables = Annotated[
+    list[str] | None,
+    Option(
+        "--refresh",
+        metavar="TABLE=INTERVAL",
+        help="A live run reads this public table anew at intervals: pages='1 day'.",
+    ),
+]
 RegistryTables = Annotated[
     list[str] | None,
     Option(

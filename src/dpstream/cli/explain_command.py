@@ -8,9 +8,14 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from dpstream.cli.command_options import PublicTables, RegistryTables, table_paths
+from dpstream.cli.command_options import (
+    PublicTables,
+    RefreshTables,
+    RegistryTables,
+    table_paths,
+)
 from dpstream.cli.output import AsJson, print_json
-from dpstream.cli.sql_command import Functions, Params, Settings, compile_text
+from dpstream.cli.sql_command import Functions, Params, Settings, compile_text, public_tables
 from dpstream.errors import InvalidParameter
 from dpstream.explanation import explain as explain_query
 from dpstream.session import with_tables
@@ -33,6 +38,7 @@ def explain(
     params: Params = None,
     functions: Functions = None,
     public: PublicTables = None,
+    refresh: RefreshTables = None,
     registry: RegistryTables = None,
     as_json: AsJson = False,
 ) -> None:
@@ -45,7 +51,7 @@ def explain(
         raise InvalidParameter("--query chooses among the queries of a pipeline.toml")
     query = with_tables(
         compile_text(text, None, settings or [], params, functions).query,
-        public=table_paths("--public", public),
+        public=public_tables(public, refresh),
         registry=table_paths("--registry", registry),
     )
     explanation = explain_query(query)

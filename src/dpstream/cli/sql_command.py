@@ -20,6 +20,7 @@ from dpstream.cli.command_options import (
     LogLevel,
     Payer,
     PublicTables,
+    RefreshTables,
     RegistryTables,
     SecretFile,
     SharedLedger,
@@ -47,7 +48,7 @@ from dpstream.engines.embedded.process_memory import keep_freed_memory
 from dpstream.errors import InvalidInput, InvalidParameter
 from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.state.secret import secret_path
-from dpstream.session import Run, run, with_tables
+from dpstream.session import Refreshed, Run, run, with_tables
 from dpstream.session.budget import AnyQuery
 from dpstream.session.start_pipeline import refuse_lost_secret
 from dpstream.sql_compiler.compile_sql import Compiled, compile_sql, remarks
@@ -157,6 +158,18 @@ def _trigger_and_window(release: pa.Table) -> tuple[str, int]:
     return facts["trigger_time"] or "", facts["window"]
 
 
+def public_tables(public: Sequence[str] | None, refresh: Sequence[str] | None) -> dict[str, Any]:
+    """The tables of `--public`; those that `--refresh` names are read anew."""
+    tables: dict[str, Any] = {**table_paths("--public", public)}
+    for name, every in table_paths("--refresh", refresh).items():
+        if name not in tables:
+            raise InvalidParameter(
+                f"--refresh names {name!r}, and there is no --public {name}=PATH; add it"
+            )
+        tables[name] = Refreshed(tables[name], every=every)
+    return tables
+
+
 def sql(
     text: Text,
     sources: Annotated[
@@ -173,6 +186,7 @@ def sql(
         Option(help="A directory, database or server for the releases; may be repeated."),
     ] = None,
     public: PublicTables = None,
+    refresh: RefreshTables = None,
     registry: RegistryTables = None,
     settings: Settings = None,
     params: Params = None,
@@ -216,8 +230,9 @@ def sql(
         given = source_paths(compiled, sources)
     query = with_tables(
         compiled.query,
-        public=table_paths("--public", public),
+        public=public_tables(public, refresh),
         registry=table_paths("--registry", registry),
+        state=state,
     )
     if text == "-" and "-" in (given.values() if isinstance(given, dict) else given):
         raise InvalidParameter("standard input cannot be the query and its source at once")

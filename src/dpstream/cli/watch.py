@@ -141,6 +141,9 @@ def tell_operator(runs: list[Run], places: dict[str, Path | None]) -> None:
     )
     for name, reason in {n: r for run in runs for n, r in run.operator.quarantined.items()}.items():
         note(f"{_OPERATOR_ONLY}: {name} is quarantined, none of its rows is counted: {reason}")
+    stale = {name: why for run in runs for name, why in run.operator.stale_tables.items()}
+    for name, reason in stale.items():
+        note(f"{_OPERATOR_ONLY}: the public table {name} could not be read anew: {reason}")
     for run in runs:
         aside, place = run.operator.rejected_rows, places[run.query.name]
         if aside:

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from dpstream.query.column_types import Types
+from dpstream.query.row_spec import Prepare
 from dpstream.records import Batch, CheckedSource, Columns, Position, Rejected, Source
 from dpstream.rows.row_batch import RejectedRows, Rows
 from dpstream.rows.row_reader import ParsedColumns, RowReader
@@ -34,6 +35,9 @@ class OperatorCounts:
     latest: list[Rejected] = field(default_factory=list)
     quarantined: dict[str, str] = field(default_factory=dict)
     """Partitions that cannot be used, and why."""
+    stale_tables: dict[str, str] = field(default_factory=dict)
+    """Public tables that could not be read anew when they were due, and why: rows go on to meet
+    their last version."""
     lag_seconds: float = 0.0
     """How long after its trigger the last step of a live run was out."""
     worst_lag_seconds: float = 0.0
@@ -97,6 +101,8 @@ class ChunkReader:
 
     def __init__(self, source: Source, reader: RowReader, operator: OperatorCounts) -> None:
         self.source, self.reader, self.operator = source, reader, operator
+        self.prepare: Prepare | None = None
+        """Prepares rows in place of the query's own, where its tables are read anew."""
 
     def learn(self, partition: str) -> None:
         """Fix the types of unit and keys by the first partition."""
@@ -124,7 +130,9 @@ class ChunkReader:
         """
         where = batch.where or (partition if position is None else f"{partition} from {position}")
         parsed = batch.parsed if parsed is None else parsed
-        rows, unused = self.reader.read(batch.table, where, arrived=arrived, parsed=parsed)
+        rows, unused = self.reader.read(
+            batch.table, where, arrived=arrived, parsed=parsed, prepare=self.prepare
+        )
         self.operator.count(0 if arrived is not None else batch.size, unused)
         return rows, [*batch.rejected, *unused.rejected]
 
@@ -134,7 +142,7 @@ class ChunkReader:
         None if one of them cannot be used: chunk by chunk it is named by its place.
         """
         table = pa.concat_tables(batch.table for batch in batches)
-        rows, unused = self.reader.read(table, "", arrived=arrived)
+        rows, unused = self.reader.read(table, "", arrived=arrived, prepare=self.prepare)
         if unused.rejected:
             return None
         self.operator.count(0, unused)

@@ -41,6 +41,7 @@ from dpstream.engines.run_storage import (
     known_types,
     paths_to_make,
 )
+from dpstream.engines.table_versions import keep_first_versions, refuse_changed_table
 from dpstream.errors import BudgetExceeded, InvalidInput, InvalidParameter, LedgerError, StateError
 from dpstream.group_by.release_table import release_schema
 from dpstream.privacy.ledger.ledger import Ledger
@@ -163,6 +164,7 @@ class Run(ABC):
         if self.folder is None:
             ledger = self.ledger if isinstance(self.ledger, Ledger) else Ledger(self.ledger)
             return None, Secret.of(self.secret), ledger
+        refuse_changed_table(self.query, self.folder)
         about, secret = find_run(
             self.folder,
             kind=kind,
@@ -172,6 +174,7 @@ class Run(ABC):
             given_secret=self.secret,
         )
         with wrap_write_errors(self.folder):
+            keep_first_versions(self.query, self.folder)
             return about, secret, open_ledger(self.folder, about, self.ledger)
 
     @abstractmethod
@@ -308,6 +311,8 @@ class Run(ABC):
     def operator_facts(self) -> dict[str, Any]:
         """What became of the rows, and how far behind it is: for the operator alone."""
         facts: dict[str, Any] = dict(self.operator.counts())
+        if self.operator.stale_tables:
+            facts["stale_tables"] = sorted(self.operator.stale_tables)
         if self.live:
             due, source = self.next_trigger, self.source
             late = 0.0 if due is None else max(0, self.clock.now() - due) / 1e6
@@ -436,7 +441,7 @@ class QueryRun(Run):
         With a fixed run id, which is for tests, window keys are derived instead of drawn.
         """
         folder, run_id, facts = self.folder, self.options.run_id, self._facts()
-        made = () if folder is None else paths_to_make(folder, self.ledger)
+        made = () if folder is None else paths_to_make(folder, self.query, self.ledger)
         run, buckets, notes = run_id or mint_run_id(), self._default_buckets(), self._notes()
         about, secret, ledger = self._find_run(KIND, facts)
         keys: Any = MemoryWindowKeys(derived_for_tests=None if run_id is None else secret)

@@ -6,6 +6,7 @@ windows/       one key per open window, wrapped by the secret
 segments/, manifest-*.dps   snapshots, two generations
 finished-*.log              files of a live directory that were read to their ends
 spark.dps, shared/          in their place: progress and files of a run on Spark
+tables/                     versions of public tables that are read anew
 ledger         the book, unless the run shares another
 
 `privacy/state/run_directory.py` says how the files and the ledger are tied to each other, and
@@ -25,6 +26,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from dpstream.engines.table_versions import first_versions
 from dpstream.privacy.ledger.charges import chain_digest
 from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.state import InputLog, Secret
@@ -107,12 +109,14 @@ def run_tag(run: bytes) -> str:
     return hashlib.sha256(b"run mark" + run).hexdigest()[:16]
 
 
-def paths_to_make(folder: Path, ledger: GivenLedger) -> tuple[Path, ...]:
+def paths_to_make(folder: Path, query: RowSpec, ledger: GivenLedger) -> tuple[Path, ...]:
     """What a run that begins in a folder makes, the outermost last: `withdraw` takes it back."""
     names = ["spark.dps", "run.dps", "inputs.log"]
     names += ["windows/final", "windows/minted", "windows", "segments", "shared"]
     names += ["ledger", "ledger.head"] if ledger is None else []
-    paths = [*(folder / name for name in names), secret_path(folder), folder]
+    copies = list(first_versions(query, folder))
+    tables = [*copies, *(path.parent for path in copies), *{path.parents[1] for path in copies}]
+    paths = [*(folder / name for name in names), *tables, secret_path(folder), folder]
     return tuple(path for path in paths if not path.exists())
 
 

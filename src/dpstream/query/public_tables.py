@@ -7,7 +7,7 @@ digest, how many rows it has) is shown of public tables alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -23,6 +23,10 @@ class WholeTable:
     name: str
     digest: str
     registry: bool = False
+    refresh: int | None = None
+    """A live run reads it anew at these intervals, in microseconds; None: at its start alone."""
+    read: Callable[[], pa.Table] | None = field(default=None, compare=False, repr=False)
+    """What is there now, for a table that is read anew."""
     table: pa.Table = field(compare=False, repr=False)
 
 
@@ -56,6 +60,10 @@ class Joining(NeedsTables, Protocol):
     @property
     def rows_text(self) -> str:
         """What is done to joined rows, in SQL."""
+
+    @property
+    def tables(self) -> Sequence[WholeTable]:
+        """The tables of its joins, in their order; none yet if they are still to be given."""
 
     @property
     def public_tables(self) -> Sequence[str]:
@@ -103,5 +111,5 @@ def missing_table(name: str, why: str = "is joined") -> InvalidParameter:
         f"--public {name}=FILE (public={{{name!r}: ...}} in Python, [[public]] in a pipeline); if "
         f"its rows belong to the privacy units and it is joined on the unit, --registry {name}=FILE"
         f" (registry=..., [[registry]]); rows of two streams are never joined, for a unit's rows "
-        "would meet another's"
+        "would meet another's: read both with UNION ALL"
     )

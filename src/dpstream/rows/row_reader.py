@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 from dpstream.errors import InvalidInput
 from dpstream.privacy.state import Secret
 from dpstream.query.column_types import Types, is_text
-from dpstream.query.row_spec import RowSpec
+from dpstream.query.row_spec import Prepare, RowSpec
 from dpstream.query.windows import within_calendar
 from dpstream.records import Integers, Rejected, Words
 from dpstream.rows import number_text, parse
@@ -229,12 +229,14 @@ class RowReader:
         *,
         arrived: int | None = None,
         parsed: ParsedColumns | None = None,
+        prepare: Prepare | None = None,
     ) -> tuple[Rows, RejectedRows]:
         """The rows of a batch, and what was rejected. `arrived`: its step, for a live source.
 
         `parsed`: what other queries have parsed of this batch, and what they need not parse again.
+        `prepare`: in place of the query's own, with other versions of its tables.
         """
-        rejects, prepare = RejectedRows(), self.query.prepare
+        rejects, prepare = RejectedRows(), prepare or self.query.prepare
         table = self._declared(table, where, rejects.rejected)
         declared = sorted((name, str(kind)) for name, kind in self.query.declared.items())
         once: Once = _each_time

@@ -400,6 +400,8 @@ class Supervisor:
         for name, told in self.queries.items():
             if told.get("quarantined"):
                 words = f"{name}: {told['quarantined']} files are quarantined; {words}"
+            for table in told.get("stale_tables", ()):
+                words = f"{name}: the public table {table} could not be read anew; {words}"
         for name in self.starved:
             words = f"{name} has read nothing, and others over its source have; {words}"
         for name, why in self.failed.items():

@@ -5,6 +5,16 @@ from dpstream.engines.query_run import Run
 from dpstream.session.budget import refuse_early
 from dpstream.session.runs import Runs
 from dpstream.session.start import Feed, run, run_all
-from dpstream.session.whole_tables import with_tables
+from dpstream.session.whole_tables import Refreshed, with_tables
 
-__all__ = ["Feed", "OperatorCounts", "Run", "Runs", "refuse_early", "run", "run_all", "with_tables"]
+__all__ = [
+    "Feed",
+    "OperatorCounts",
+    "Refreshed",
+    "Run",
+    "Runs",
+    "refuse_early",
+    "run",
+    "run_all",
+    "with_tables",
+]

@@ -31,12 +31,13 @@ from dpstream.privacy.ledger.ledger import BACKUPS, Ledger
 from dpstream.privacy.ledger.store import LedgerPlace, as_ledger_place
 from dpstream.privacy.state.secret import secret_path
 from dpstream.query.book_periods import FOREVER, book_share, same_rows
+from dpstream.query.public_tables import WholeTable
 from dpstream.query.query import Query
 from dpstream.query.windows import duration, in_words
 from dpstream.session import Feed
 from dpstream.session.changes import Changes
 from dpstream.session.start import UnitedFeeds
-from dpstream.session.whole_tables import read_tables
+from dpstream.session.whole_tables import Refreshed, with_tables
 from dpstream.sql_compiler.compile_sql import Compiled, compile_sql, remarks
 
 __all__ = ["ENGINES", "Pipeline", "load_pipeline"]
@@ -67,7 +68,7 @@ _KEYS: dict[str, dict[str, tuple[type, ...]]] = {
     "sink": {"to": _TEXTS},
     "engine": {"name": _TEXT, "master": _TEXT, "buckets": (int,), "state_location": _TEXT},
     "retention": dict.fromkeys(("backups", "releases", "served", "inputs", "dead_letters"), _TEXT),
-    "public": {"name": _TEXT, "path": _TEXTS},
+    "public": {"name": _TEXT, "path": _TEXTS, "refresh": _TEXT},
     "registry": {"name": _TEXT, "path": _TEXTS},
     "functions": {},
     "query": {
@@ -207,7 +208,7 @@ def load_pipeline(
     changes = Changes.read(folder) if changes is None else changes
     tables["query"] = changes.tables(tables["query"])
     functions = tables.get("functions", {})
-    compiled = _with_tables(path, _compile(path, tables["query"], functions), tables)
+    compiled = _with_tables(path, _compile(path, tables["query"], functions), tables, folder)
     of_query = {one.query.name: _source_of(path, one, compiled, tables) for one in compiled}
     compiled = [
         _declare_types(path, of_query[one.query.name], one, compiled, tables["source"])
@@ -291,7 +292,7 @@ def _compile(
 
 
 def _with_tables(
-    path: Path, compiled: Sequence[Compiled], tables: Mapping[str, Any]
+    path: Path, compiled: Sequence[Compiled], tables: Mapping[str, Any], state: Path
 ) -> list[Compiled]:
     """The queries with the tables that they join; each table is read once."""
     given: dict[str, dict[str, Any]] = {"public": {}, "registry": {}}
@@ -305,15 +306,14 @@ def _with_tables(
                 if isinstance(place, str)
                 else [_resolve(path.parent, each) for each in place]
             )
-    wanted = {name for one in compiled for name in one.query.table_names}
-    try:
-        read = read_tables(wanted, **given)
-    except (InvalidInput, InvalidParameter) as problem:
-        raise type(problem)(f"{path}: {problem}") from None
+            if "refresh" in table:
+                places[table["name"]] = Refreshed(places[table["name"]], every=table["refresh"])
+    known: dict[str, WholeTable] = {}
     bound = []
     for one in compiled:
+        folder = state / safe_name(one.query.name)
         try:
-            query = one.query.with_tables(read) if one.query.table_names else one.query
+            query = with_tables(one.query, **given, state=folder, known=known)
         except (InvalidInput, InvalidParameter) as problem:
             raise type(problem)(f"{path}, [[query]] {one.query.name!r}: {problem}") from None
         bound.append(replace(one, query=query))

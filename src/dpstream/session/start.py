@@ -35,6 +35,7 @@ from dpstream.engines.query_run import (
     QueryRun,
     Run,
 )
+from dpstream.engines.table_versions import refreshed_tables
 from dpstream.errors import (
     BudgetExceeded,
     InvalidParameter,
@@ -49,12 +50,13 @@ from dpstream.privacy.state import Secret
 from dpstream.privacy.state.durable_files import make_directory
 from dpstream.privacy.state.run_directory import ANEW, GivenLedger, keep_book, read_about
 from dpstream.privacy.state.secret import secret_path
+from dpstream.query.public_tables import WholeTable
 from dpstream.query.series_query import SeriesQuery
 from dpstream.records import CheckedSink, Frame, Sink, Source, fence
 from dpstream.session.budget import refuse_early, was_charged
 from dpstream.session.first_rows import RowSample, refuse_useless, sample_rows
 from dpstream.session.runs import Runs
-from dpstream.session.whole_tables import Given, read_tables, with_tables
+from dpstream.session.whole_tables import Given, with_tables
 from dpstream.sql_compiler import compile_sql, warn_of_remarks
 
 Place: TypeAlias = str | os.PathLike[str]
@@ -145,7 +147,7 @@ def run(
     `public`: tables that the query joins or takes its keys from, and that everybody may know, by
     their names: frames, files, "names.duckdb", "delta:FOLDER", "postgres://...?table=pages".
     `registry`: tables whose rows belong to the privacy units, joined on them. Both are read whole
-    at the start; one that has changed is another query.
+    at the start; one that has changed is another query, unless it is a `Refreshed` public table.
 
     `engine`: a `SparkEngine` runs the query on its session; then `source` and `history` may be
     DataFrames, streaming ones too (`live`: by the clock; otherwise all that is there, by event
@@ -167,8 +169,8 @@ def run(
         query = compiled.query
     if source is None and history is None:
         raise InvalidParameter("a run needs a source: files, a table, or '-' for standard input")
-    query = with_tables(query, public=public, registry=registry)
     folder = None if state is None else Path(state)
+    query = with_tables(query, public=public, registry=registry, state=folder)
     if query.sources and not isinstance(source, Source):
         absolute = engine is not None
         how = Feed(source="", live=live, on_damage=on_damage, on_done=on_done)
@@ -279,13 +281,13 @@ def run_all(
     names = [query.name for query in queries]
     if not queries or len(set(names)) < len(names):
         raise InvalidParameter(f"queries that run together need different names; got {names}")
-    wanted = {table for query in queries for table in query.table_names}
-    tables = read_tables(wanted, public, registry)
-    queries = [query.with_tables(tables) if query.table_names else query for query in queries]
     folder = None if state is None else Path(state)
+    folders = {name: None if folder is None else folder / safe_name(name) for name in names}
+    known: dict[str, WholeTable] = {}
+    given_tables: dict[str, Any] = {"public": public, "registry": registry, "known": known}
+    queries = [with_tables(query, state=folders[query.name], **given_tables) for query in queries]
     if ledger is None:
         warn_of_own_book("set of queries", folder, stacklevel=2)
-    folders = {name: None if folder is None else folder / safe_name(name) for name in names}
     common = Feed(source=source, live=live, history=history, on_damage=on_damage, on_done=on_done)
     feeds = _feeds_by_query(names, source, common)
     united: dict[Any, Feed] = {}
@@ -562,6 +564,12 @@ def _start_on_engine(
                 f"source has no entry for the query {query.name!r}; it has {', '.join(source)}"
             )
         source = source[query.name] if query.name in source else next(iter(source.values()))
+    if live and (tables := refreshed_tables(query)):
+        raise InvalidParameter(
+            f"the public table {next(iter(tables))!r} is read anew between triggers, and executors "
+            "of another engine hold the table that a run began with; leave refresh out, or run it "
+            "on the embedded engine: without engine=, without --engine, without [engine]"
+        )
     sources = []
     for spec, growing in ((source, live), (history, False)):
         opened = None if spec is None else engine.source(spec)

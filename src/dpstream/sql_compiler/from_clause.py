@@ -181,7 +181,8 @@ def _union(draft: Draft, node: exp.Expr, tables: dict[str, Relation]) -> Relatio
         relation = _subquery(draft, inner, tables)
         if relation.joins or relation.unnests:
             reason = "a branch of UNION ALL joins tables or lists"
-            raise draft.refusal(part, reason, "join outside of it")
+            outside = "FROM (... UNION ALL ...) AS u JOIN pages USING (page), UNNEST(u.tags) AS tag"
+            raise draft.refusal(part, reason, f"write them outside of it: {outside}")
         if relation.without:
             raise draft.refusal(part, "EXCEPT is not known in UNION ALL", "name the columns")
         branches += relation.union or [relation]

@@ -18,6 +18,14 @@ _SHAPE = (
     "join public tables by equal columns: JOIN pages USING (page), or LEFT JOIN codes ON "
     "clicks.country = codes.iso"
 )
+_STREAMS = (
+    "read both with UNION ALL; or name a table that is read whole: a public one, or a registry of "
+    "the units that is joined on the unit"
+)
+_LISTS = (
+    "write UNNEST last: FROM clicks JOIN pages USING (page), UNNEST(tags) AS tag; to join on the "
+    "items themselves, give the stream, or the table, a row for each item"
+)
 _ADVICE = {
     "RIGHT": "its rows without a match belong to no unit: write the stream first, and LEFT JOIN",
     "FULL": "its rows without a match belong to no unit: use JOIN or LEFT JOIN",
@@ -52,11 +60,13 @@ def add_join(
     if not plain or bool(on) == bool(using):
         raise draft.refusal(node, _WHY, _SHAPE)
     if relation.unnests or right.unnests:
-        raise draft.refusal(node, "a table is joined to items of a list", "write UNNEST last")
+        raise draft.refusal(node, "items of a list are made after all joins", _LISTS)
     if right.without:
         raise draft.refusal(node, "EXCEPT is not known in a joined table", "name its columns")
-    if right.joins or right.window is not None or right.union:
-        raise draft.refusal(node, "the joined table is more than a table", "join tables one by one")
+    if right.window is not None or right.union:
+        raise draft.refusal(node, f"what is joined is a stream: {_WHY}", _STREAMS)
+    if right.joins:
+        raise draft.refusal(node, "the joined table is a join", "join tables one by one")
     alias = next(iter(right.names), "")
     taken = {relation.table, *(join.alias for join in relation.joins)}
     if not alias or alias in taken:
@@ -80,7 +90,7 @@ def add_join(
     if not relation.joins:  # all that is there is the stream's
         clause.pairs = [(_of_stream(draft, left, relation), name) for left, name in clause.pairs]
     if any(left.find(Item) for left, _ in clause.pairs):
-        raise draft.refusal(node, "items of UNNEST are made after joins", "join by columns of rows")
+        raise draft.refusal(node, "items of a list are made after all joins", _LISTS)
     relation.joins.append(clause)
     relation.names = {*relation.names, alias}
 

@@ -22,6 +22,7 @@ import pyarrow as pa
 from dpstream.errors import InvalidInput, InvalidParameter
 from dpstream.group_by.hash_tables import HashTable, find_known
 from dpstream.query.public_tables import Tables, WholeTable, missing_table
+from dpstream.query.windows import in_words
 from dpstream.records import Integers, Words
 from dpstream.rows.column_values import in_type, never_becomes
 from dpstream.rows.number_text import one_number_spelling
@@ -239,7 +240,11 @@ class JoinedRows:
     @property
     def text(self) -> str:
         """All that it does, and which tables it does it with."""
-        digests = [f"{whole.name!r} IS {whole.digest}" for whole in self.tables]
+        digests = [
+            f"{whole.name!r} IS {whole.digest}"
+            + ("" if whole.refresh is None else f" REFRESHED EVERY {whole.refresh}")
+            for whole in self.tables
+        ]
         return " ".join([*(join.text for join in self.joins), *digests, self.rows.text])
 
     def __repr__(self) -> str:
@@ -261,10 +266,16 @@ class JoinedRows:
                 continue
             table, index = _indexed(whole, join)
             most = "1 row" if index.most <= 1 else f"at most {index.most} rows"
+            anew = ""
+            if whole.refresh is not None:
+                anew = (
+                    f"; a live run reads the table anew every {in_words(whole.refresh)}, at the "
+                    "next trigger"
+                )
             words.append(
                 f"to the public table {whole.name} ({len(table)} rows, SHA-256 "
                 f"{whole.digest[:16]}...) on {on}: a row becomes {most} of the same unit, bounded "
-                f"afterwards; a row without a match {lonely}"
+                f"afterwards; a row without a match {lonely}{anew}"
             )
         return words
 

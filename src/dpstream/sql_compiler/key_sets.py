@@ -51,6 +51,12 @@ class KeySet:
                     f"public_groups takes its keys from {name!r}, which is a registry: its rows "
                     "are private; take them from a public table"
                 )
+            if tables[name].refresh is not None:
+                raise InvalidParameter(
+                    f"public_groups takes its keys from {name!r}, which is read anew, and keys are "
+                    "fixed for a whole run; take them from another public table, without refresh, "
+                    "whose file stays as it is"
+                )
         found = key_table(self.part(tables, self.keys))
         if len(found.columns) != len(self.keys):
             raise InvalidParameter(

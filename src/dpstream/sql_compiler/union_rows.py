@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dpstream.query.public_tables import Tables
+from dpstream.query.public_tables import Tables, WholeTable
 from dpstream.query.union_tables import TABLE
 from dpstream.sql_compiler.joined_rows import JoinedRows, TableSelect, table_select, with_joins
 from dpstream.sql_compiler.query_builder import QueryBuilder, RowPreparation
@@ -63,6 +63,11 @@ class UnionRows:
         """What is done to rows, in SQL; digests of tables are left out."""
         rows = self.rows.text if self._joined is None else self._joined.rows_text
         return f"{self._union_text} {rows}"
+
+    @property
+    def tables(self) -> Sequence[WholeTable]:
+        """The tables of its joins."""
+        return [] if self._joined is None else self._joined.tables
 
     @property
     def public_tables(self) -> Sequence[str]:

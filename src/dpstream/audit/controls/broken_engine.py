@@ -46,7 +46,7 @@ from dpstream.query.query import Bounds
 from dpstream.query.row_spec import RowSpec
 from dpstream.query.schedule import DueRelease
 from dpstream.records import Integers, Reals, Words
-from dpstream.rows.row_batch import RejectedRows, RowKeys, Rows, RowSlice
+from dpstream.rows.row_batch import RejectedRows, RowKeys, Rows, RowSlice, id_order
 from dpstream.rows.row_ids import RowIds, column_ids
 from dpstream.rows.row_reader import RowReader
 
@@ -232,6 +232,23 @@ class UnitBySpelling(RowReader):
     def _begin(self, query: RowSpec, keys: RowKeys) -> None:
         super()._begin(query, keys)
         self.ids = _IdsBySpelling(query, keys)
+
+
+class BoundedBeforeJoin(RowReader):
+    """Takes the rows that one row becomes in a join for rows of as many units.
+
+    True: the bounds hold for rows of the stream, and a unit has as many more as a row has matches.
+    """
+
+    def read(self, *args: Any, **named: Any) -> tuple[Rows, RejectedRows]:
+        """Rows that are alike have units of their own."""
+        rows, rejects = super().read(*args, **named)
+        order = id_order(rows.digests)
+        again = (rows.digests[order[1:]] == rows.digests[order[:-1]]).all(axis=1)
+        first = np.maximum.accumulate(np.where([True, *~again], np.arange(len(order)), 0))
+        copies = np.empty(len(order), np.uint64)
+        copies[order] = np.arange(len(order)) - first
+        return replace(rows, units=rows.units ^ copies[:, None]), rejects
 
 
 def units_as_text(table: pa.Table) -> TableSource:

@@ -198,7 +198,7 @@ class SeriesRun(Run):
         if (saved["run"], saved["step"]) != (self._runner.run_id, step):
             raise StateError(f"{path} is another run's or step's; restore this one's, or {ANEW}")
         counts.load(saved["counts"])
-        known = ("step", "positions", "finished")
+        known = ("step", "positions", "finished", "tables")
         self._settled = {key: saved[key] for key in known if key in saved}
         self._input.go_on_from(saved, self.folder, self._runner.run_id)
 

@@ -28,13 +28,14 @@ from dpstream.engines.clock import Clock, OverdueTriggers
 from dpstream.engines.embedded.finished_log import FinishedLog
 from dpstream.engines.embedded.live_reader import Arrivals, ArrivedChunk, LiveView, Positions
 from dpstream.engines.query_run import Run
+from dpstream.engines.table_versions import TableVersions, is_table, refreshed_tables
 from dpstream.errors import InvalidInput, NoiseReuse, UnusableFile
 from dpstream.group_by.bounding import StepRows
 from dpstream.privacy.state import InputLog
 from dpstream.privacy.state.run_directory import read_about
 from dpstream.query.column_types import Types
 from dpstream.query.query import Query
-from dpstream.query.row_spec import RowSpec
+from dpstream.query.row_spec import Prepare, RowSpec
 from dpstream.records import (
     Batch,
     CheckedSource,
@@ -69,6 +70,7 @@ class RunInput:
         self._bounded = [each for each in self._sources[::-1] if each.bounded]
         self.files: FileInput | None = None
         self.live: LiveInput | None = None
+        self._versions: TableVersions | None = None
         begun = run.folder is not None and read_about(run.folder) is not None
         for source in self._sources:
             check_columns(source, run.query, begun=begun)
@@ -110,12 +112,16 @@ class RunInput:
             self.live = LiveInput(
                 chunks, run.source, run.clock, run.stopped, most=run.options.overdue_at_once
             )
+            if refreshed_tables(run.query):
+                self._versions = TableVersions(run.query, run.folder, run.operator)
 
     def read(self, step: int, log: InputLog | None) -> StepRows | None:
         """A step's rows, those of a logged one to where the log says; None if stopped."""
         slices: StepRows | None = StepRows(1)
         if self.live is not None:
             logged = None if log is None else log.positions.get(step)
+            if self._versions is not None:
+                self.live.prepare_with(self._versions.begin(step, logged))
             slices = self.live.take(step) if logged is None else self.live.replay(step, logged)
         elif self._run.stopped.is_set():
             return None
@@ -134,7 +140,8 @@ class RunInput:
         if self.live is None:
             return {"positions": dict(quarantined)}
         positions = self.live.positions | quarantined
-        return {"positions": positions, "finished": [*self.live.finished.save()]}
+        saved = {"positions": positions, "finished": [*self.live.finished.save()]}
+        return saved if self._versions is None else saved | {"tables": self._versions.save()}
 
     def go_on_from(self, saved: Mapping[str, Any], folder: Path, run: bytes) -> None:
         """Read the live source from there on, and no file that was quarantined.
@@ -142,6 +149,8 @@ class RunInput:
         `folder` keeps what is finished.
         """
         mine, positions = set(self.partitions()), saved.get("positions", {})
+        if self._versions is not None:
+            self._versions.go_on_from(saved)
         if self.files is not None:
             self.files.quarantined = {name: at for name, at in positions.items() if name in mine}
         if self.live is not None:
@@ -157,6 +166,8 @@ class RunInput:
         """No recovery goes back beyond this snapshot any more."""
         if self.live is None:
             return
+        if self._versions is not None:
+            self._versions.settle(saved)
         view, mark = self.live.view, saved.get("finished", (1, 0))
         with view.shared.lock:
             finished = self.live.finished.before((mark[0], mark[1]))
@@ -169,7 +180,10 @@ class RunInput:
     def moved(self) -> Positions | None:
         """The positions that the last step has changed; None if nothing is live."""
         files = {} if self.files is None else self.files.take_new_marks()
-        return files or None if self.live is None else self.live.moved() | files
+        if self.live is None:
+            return files or None
+        tables = {} if self._versions is None else self._versions.moved()
+        return self.live.moved() | files | tables
 
     def close(self) -> None:
         """Stop reading."""
@@ -288,9 +302,15 @@ class LiveInput:
         slices = StepRows(most_kept(self._chunks.reader.query))
         self._begin(step, replayed=True)
         for partition, target in logged.items():
+            if is_table(partition):
+                continue
             self.finished.forget(partition)  # what was finished moves no more: this has its name
             self._read_up_to(partition, target, step, slices)
         return self._end(step, slices)
+
+    def prepare_with(self, prepare: Prepare | None) -> None:
+        """Prepare the rows of the next step so."""
+        self._chunks.prepare = prepare
 
     def note_release(self, step: int) -> None:
         """A step's tables are out: tell the operator how long after their trigger."""
