@@ -330,6 +330,7 @@ def test_queries_of_one_source_have_versions_of_their_own(tmp_path):
         sink=tmp_path / "out",
         state=tmp_path / "state",
         secret=SECRET,
+        options=options(),
         ledger=book,
         clock=ScriptedClock(0, [*arrivals(tmp_path), *changes(tmp_path)]),
         public={
