@@ -175,7 +175,9 @@ def test_a_run_without_peers_measures_ours(tmp_path):
     assert str(tmp_path) not in (tmp_path / "out" / "throughput.json").read_text()
     assert (tmp_path / "out" / "throughput.png").read_bytes().startswith(b"\x89PNG")
     left = {path.name for path in click_log.cache().iterdir()}
-    assert left == {ClickLog(records=n).name for n in (1_000, 2_000, 3_000)}
+    joined = [ClickLog(records=n, keys=2_000).name for n in (1_000, 2_000)]
+    logs = {ClickLog(records=n).name for n in (1_000, 2_000, 3_000)}
+    assert left == {*logs, *joined, f"{joined[1]}-pages.parquet"}
 
 
 @pytest.mark.usefixtures("no_peers")
@@ -233,6 +235,7 @@ def test_peers_count_every_row():
 
 
 @pytest.mark.bench
+@pytest.mark.timeout(300)  # every peer starts anew for every row
 def test_every_ratio_is_judged_when_peers_are_there(tmp_path):
     """With the peers present only the sizes of a full run stay open; Spark finds every key."""
     result = bench.run("throughput", quick=True, out=tmp_path / "out")
