@@ -62,6 +62,10 @@ Given = Mapping[str, Any]
 Handler = Callable[[Given], Any]
 QuickHandler = Callable[[Request, Given], Response | Awaitable[Response]]
 _ERROR = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+_UNREADABLE = {  # the answer of what reads HTTP, before any of this
+    "description": "not a request that can be read, such as one with a line of 64 KB",
+    "content": {"text/plain": {"schema": {"type": "string"}}},
+}
 _REFUSALS = {
     401: "the token is missing or wrong",
     403: "this token is not for that",
@@ -385,6 +389,7 @@ class Endpoint:
         responses: dict[str, Any] = {str(self.status): {"description": "ok", "content": content}}
         if self.method == "GET":
             responses["304"] = {"description": "it has not changed"}
+        responses["400"] = _UNREADABLE
         for status in (*self.refuses, 414):
             responses[str(status)] = {"description": _REFUSALS[status], "content": _ERROR}
         operation: dict[str, Any] = {
