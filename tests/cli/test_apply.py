@@ -295,6 +295,39 @@ def test_a_successor_holds_its_place_from_when_it_is_accepted(run, folder, at):
     assert "whose place it held" in run("ledger", "history", "book").out
 
 
+def test_one_query_grows_into_what_another_leaves_and_both_can_be_had_back(run, folder, at):
+    """All ends are settled before any place is held."""
+    rows(folder)
+    write(folder, a=asked(2), b=asked("2.5"))
+    go(folder / "pipeline.toml", FIRST, FIRST + 9 * HOUR)
+    at(FIRST + 9 * HOUR)
+    write(folder, a=asked("3.9"))
+    assert run("apply", "pipeline.toml", "--yes").code == 0
+    ends = {name: line["periods"][1] for name, line in spent(folder).items()}
+    assert ends["a"] == ends["b"] == spent(folder)["a_2"]["periods"][0] - 1
+    write(folder, a=asked(2), b=asked("2.5"))
+    assert run("apply", "pipeline.toml", "--yes").code == 0
+    assert {name: line["periods"][1] for name, line in spent(folder).items()} == {
+        "a": None,
+        "b": None,
+    }
+
+
+def test_a_change_made_at_once_gives_back_what_it_held(run, folder, at):
+    """Accepted for the end of the period first, then with --now: the place is held no more."""
+    rows(folder)
+    write(folder, old=asked(1))
+    go(folder / "pipeline.toml", FIRST, FIRST + 9 * HOUR)
+    at(FIRST + 9 * HOUR)
+    write(folder, old=asked("1.2"))
+    assert run("apply", "pipeline.toml", "--yes").code == 0
+    assert "old_2" in spent(folder)
+    assert run("apply", "pipeline.toml", "--now", "--yes").code == 0
+    assert [*spent(folder)] == ["old"]
+    go(folder / "pipeline.toml", FIRST + 9 * HOUR, FIRST + 2 * DAY)
+    assert spent(folder)["old_2"]["charges"] == 1
+
+
 def test_a_change_cannot_be_taken_back_when_its_place_is_given_away(run, folder, at):
     """The successor is smaller, another query has taken what it leaves, and the old one stays."""
     rows(folder)

@@ -3,13 +3,14 @@
 import dataclasses
 import os
 import shutil
+from contextlib import closing
 from fractions import Fraction
 
 import pytest
 
 import dpstream as dps
 from dpstream.connectors.memory import TableSource
-from dpstream.errors import LedgerError, SecretError, StateError
+from dpstream.errors import InvalidInput, LedgerError, SecretError, StateError
 from dpstream.query.noise_plan import plan_query
 from tests.support.fixed import SECRET
 from tests.support.processes import run_in_fork
@@ -218,6 +219,28 @@ def test_a_book_without_room_leaves_nothing(tmp_path):
     large = {"fixed": False, "ledger": tmp_path / "larger"}
     start(tmp_path, **large, state=tmp_path / "two").finish()
     assert published(tmp_path)
+
+
+def test_a_refusal_leaves_a_book_that_others_may_have_charged(tmp_path):
+    """Between making it and the refusal others may have used it: it is never removed."""
+    write(tmp_path, table())
+
+    class Charging(TableSource):
+        asked = 0
+
+        def partitions(self):
+            self.asked += 1
+            if self.asked > 1:
+                book = dps.Ledger(tmp_path / "state" / "ledger")
+                book.open("other", plan_query(query()).terms())
+                book.close()
+                raise InvalidInput("a column has gone")
+            return super().partitions()
+
+    with pytest.raises(InvalidInput, match="a column has gone"):
+        dps.run(query(), source=Charging(table()), state=tmp_path / "state", secret=SECRET).finish()
+    with closing(dps.Ledger(tmp_path / "state" / "ledger")) as book:
+        assert "other" in [each["dataset"] for each in book.report()]
 
 
 def test_a_refusal_frees_the_directory(tmp_path):

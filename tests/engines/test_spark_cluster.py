@@ -30,6 +30,7 @@ from dpstream.engines.query_run import EngineOptions
 from dpstream.engines.spark.spark_engine import arrow_schema
 from dpstream.privacy.state import Secret
 from dpstream.privacy.state.secret import derive
+from tests.support.long import is_long
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
@@ -42,7 +43,7 @@ KILLS = (
     Kill(what=DRIVER, releases=1, seconds=0.3),
     Kill(what=EXECUTOR, releases=0, seconds=1.0),
     Kill(what=DRIVER, releases=2, seconds=0.5),
-)
+)[: None if is_long() else 3]
 
 
 def source(folder):
@@ -91,11 +92,11 @@ def run(tmp_path_factory):
 
 
 def test_every_kill_was_made(run):
-    """Executors were killed three times, drivers twice."""
+    """Of executors and of drivers, each of which is started again."""
     _, found = run
 
     assert found.kills == [kill.what for kill in KILLS]
-    assert found.starts == 3
+    assert found.starts == 1 + found.kills.count(DRIVER) > 1
 
 
 def test_releases_are_those_of_an_undisturbed_run(run):

@@ -191,3 +191,45 @@ def test_memory_of_a_key_is_what_is_told():
 
     assert 0.8 * least < held[1] < 1.3 * least
     assert held[1] < held[300] < 1.2 * (least + most)
+
+
+def test_which_row_of_a_unit_falls_into_a_cell_is_its_own_matter():
+    """1,024 units, each with one row in either bin, of which one is kept: without a unit the bins
+    change by its row alone, and neither order nor buckets matter. Rows in the order they came,
+    wherever they are few, moved both bins by 25."""
+    histogram = Histogram("h", column="x", edges=[0, 10, 20])
+    asked = plan_query(query(histogram, max_groups_contributed=3))
+    users = np.repeat(np.arange(1024), 2)
+
+    def bins(chosen, **how):
+        exact = {}
+
+        class Watched(Flow):
+            def perturb(self, due, spend):
+                for bucket in self.groups(due.window):
+                    (cells,) = bucket.cells
+                    table = cells.table
+                    for place in range(table.used):
+                        at = tuple(table.ids[place].tolist())
+                        exact[at] = int(table.numbers[place, 0])
+                return super().perturb(due, spend)
+
+        table = pa.table(
+            {
+                "user": [f"u{n}" for n in users[chosen]],
+                "key": np.zeros(len(chosen), np.int64),
+                "x": np.where(np.asarray(chosen) % 2, 15.0, 5.0),
+            }
+        )
+        for _ in run_plan(asked, table, flow=Watched, **how):
+            pass
+        return exact
+
+    everybody = np.arange(len(users))
+    whole = bins(everybody)
+    assert sum(whole.values()) == 1024
+    assert bins(everybody[::-1]) == bins(everybody, buckets=4) == whole
+    for unit in range(0, 1024, 200):
+        without = bins(everybody[users != unit])
+        moved = [whole[at] - without.get(at, 0) for at in whole]
+        assert sorted(moved) == [0, 1]

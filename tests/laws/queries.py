@@ -119,6 +119,12 @@ OTHERS = {
             Sum("d", column="x", contribution_bounds_per_row=(-5, 5)),
         ),
     ),
+    "histogram": query_of(
+        **_SHOWN | {"epsilon": 24},
+        every="3 hours",
+        window=Tumble("12 hours"),
+        aggregates=(Count("n"), Histogram("h", column="x", edges=[0, 2, 4, 6, 8, 10])),
+    ),
     "per unit": query_of(
         **_SHOWN | {"epsilon": 24},
         every="3 hours",

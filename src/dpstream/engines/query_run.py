@@ -441,7 +441,7 @@ class QueryRun(Run):
         With a fixed run id, which is for tests, window keys are derived instead of drawn.
         """
         folder, run_id, facts = self.folder, self.options.run_id, self._facts()
-        made = () if folder is None else paths_to_make(folder, self.query, self.ledger)
+        made = () if folder is None else paths_to_make(folder, self.query)
         run, buckets, notes = run_id or mint_run_id(), self._default_buckets(), self._notes()
         about, secret, ledger = self._find_run(KIND, facts)
         keys: Any = MemoryWindowKeys(derived_for_tests=None if run_id is None else secret)

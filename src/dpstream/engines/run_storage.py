@@ -32,11 +32,9 @@ from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.state import InputLog, Secret
 from dpstream.privacy.state.input_log import logged_types
 from dpstream.privacy.state.run_directory import (
-    GivenLedger,
     RunDirectory,
     read_about,
 )
-from dpstream.privacy.state.secret import secret_path
 from dpstream.query.column_types import Types
 from dpstream.query.row_spec import RowSpec
 from dpstream.records import Position
@@ -109,14 +107,16 @@ def run_tag(run: bytes) -> str:
     return hashlib.sha256(b"run mark" + run).hexdigest()[:16]
 
 
-def paths_to_make(folder: Path, query: RowSpec, ledger: GivenLedger) -> tuple[Path, ...]:
-    """What a run that begins in a folder makes, the outermost last: `withdraw` takes it back."""
+def paths_to_make(folder: Path, query: RowSpec) -> tuple[Path, ...]:
+    """What a run that begins in a folder makes, the outermost last: `withdraw` takes it back.
+
+    Its ledger and its secret stay: others may have charged that book meanwhile.
+    """
     names = ["spark.dps", "run.dps", "inputs.log"]
     names += ["windows/final", "windows/minted", "windows", "segments", "shared"]
-    names += ["ledger", "ledger.head"] if ledger is None else []
     copies = list(first_versions(query, folder))
     tables = [*copies, *(path.parent for path in copies), *{path.parents[1] for path in copies}]
-    paths = [*(folder / name for name in names), *tables, secret_path(folder), folder]
+    paths = [*(folder / name for name in names), *tables, folder]
     return tuple(path for path in paths if not path.exists())
 
 

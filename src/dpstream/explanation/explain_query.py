@@ -533,8 +533,8 @@ def _memory(query: Query, width: int) -> dict[str, Any]:
     pairs = f"{pair:.0f} per (unit, group), " if pair else ""
     value = row_bytes()[0]
     if counted:
-        most = sum(int(m.largest) for m in query.unit_measures if m.kind == "distinct")
-        million += value * most * bounds.groups
+        values = sum(int(m.largest) for m in query.unit_measures if m.kind == "distinct")
+        million += value * values * bounds.groups
         pairs += f"{value:.0f} per (unit, group, value) and per (group, value) counted, "
     most_cells = sum(most for _, most in cells)
     leaves = f" (up to {most_cells / 1e3:,.0f} kB where its cells are all in use)" if cells else ""

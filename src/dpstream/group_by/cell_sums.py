@@ -171,7 +171,10 @@ def _walk(
     rows = noisy.sums[:, at_rows, None].astype(np.float64)  # groups x 1; a clamp would skew ranks
     spreads = plan.stddevs[column : column + depth, release - 1]
     of_rows = plan.stddevs[at_rows, release - 1]
-    variances = cells.cells.rank_weights @ spreads**2  # of each node's middle edge
+    weights = cells.cells.rank_weights  # nodes x levels
+    variances = sum(
+        weights[:, n] * spreads[n] ** 2 for n in range(depth)
+    )  # of a node's middle edge
     target = p * rows  # groups x walks
     node: Integers = np.ones(target.shape, np.int64)
     below: Reals = np.zeros(target.shape)  # rows left of the node

@@ -151,7 +151,7 @@ class Flow:
         """Which rows of a step are kept, and which are the first of their unit in their group."""
         keep_mask: KeepMask = np.zeros(len(rows), np.uint8)
         batch = (rows.units, rows.groups, rows.digests)
-        by_value = any(measure.kind == "value" for measure in self.query.measures)
+        by_value = self.query.rows_differ
 
         def bound_bucket(bucket: UnitBucket, places: Integers) -> None:
             bucket.keep(window, period, batch, places, keep_mask, by_value=by_value)

@@ -359,6 +359,15 @@ class Query(RowSpec, identity="query", keys=_KEYS):
         """The measures that are made of a value of each row, then the cells that one falls into."""
         return [*(measure for measure in self.measures if measure.columns_of_values), *self.cells]
 
+    @property
+    def rows_differ(self) -> bool:
+        """Does it matter which rows of a unit in a group are kept? Then that goes by hashes alone.
+
+        Sums of clamped rows and cells take the rows that are kept; what is bounded for each unit
+        and group takes all of them.
+        """
+        return bool(self.cells) or any(measure.kind == "value" for measure in self.measures)
+
     @cached_property
     def value_columns(self) -> dict[Measure, int]:
         """The first column of each of them among the values of rows."""
@@ -444,7 +453,12 @@ class Query(RowSpec, identity="query", keys=_KEYS):
                 wishes[measure].append(wish)
         if self.public_groups is None:
             finder = wishes[self.measures[0]]
-            if "selection" in given or not finder:
+            asked = any(
+                self.measures[0] in self.measures_of[each.name]
+                for each in self.aggregates
+                if not isinstance(each, OfCells)
+            )
+            if "selection" in given or not asked:
                 finder.append(given.get("selection", Fraction(1)))
         weights = tuple(max(wish) for wish in wishes.values())
         total = given.get("bias", sum(weights) * _OF_BIAS / (1 - _OF_BIAS))

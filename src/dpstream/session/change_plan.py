@@ -118,17 +118,29 @@ class _Holder:
         """
         waiting = [c for c in self.plan.changes if c.ending is not None and c.ending.at is not None]
         kept = {c.called for c in self.plan.changes if c.query is not None}
+        kept -= {
+            c.called for c in self.plan.changes if c.ending is not None and c.ending.at is None
+        }
         new = {c.called: self._run(c) for c in waiting if isinstance(c.query, Query)}
         for name, run in self.known.held.items():
             if name not in kept or new.get(name, run) != run:
                 self._give_back(name, run)
         for ending in endings_taken_back(self.known, self.plan.changes):
             self._limit(ending, None)
-        for change in waiting:
-            assert change.ending is not None
-            self._limit(change.ending, change.ending.at)
-            if change.called in new:
-                self._charge(change, new[change.called])
+        endings = [c.ending for c in waiting if c.ending is not None]
+        try:
+            for ending in endings:
+                self._limit(ending, ending.at)
+            for change in waiting:  # one may need what another leaves
+                if change.called in new:
+                    self._charge(change, new[change.called])
+        except DpstreamError:
+            for name in new.keys() - self.known.held.keys():
+                self._give_back(name, new[name])
+            before = {each.run: each.at for each in self.known.endings.values()}
+            for ending in endings:
+                self._limit(ending, before.get(ending.run))
+            raise
         return {n: r for n, r in self.known.held.items() if n in kept} | new
 
     def _book(self, name: str) -> tuple[Ledger, str]:

@@ -132,7 +132,8 @@ class RowSample:
                 bucket = UnitBucket(bounds=bounds)  # one row in each window
             mask = np.zeros(len(rows), np.uint8)
             batch, places = (rows.units, rows.groups, rows.digests), np.arange(len(rows))
-            bucket.keep(window, period, batch, places, mask, by_value=bool(query.value_measures))
+            differ = isinstance(query, Query) and query.rows_differ
+            bucket.keep(window, period, batch, places, mask, by_value=differ)
             if isinstance(query, Query) and query.unit_measures and query.counts_units:
                 pairs = id_pairs(rows.units ^ rows.groups[:, ::-1])  # all rows of a unit count
                 mask = np.isin(pairs, pairs[mask > 0]).astype(np.uint8)

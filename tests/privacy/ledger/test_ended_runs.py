@@ -9,6 +9,7 @@ import pytest
 from dpstream.errors import BudgetExceeded, InvalidParameter, LedgerError, StateError
 from dpstream.privacy.ledger.charges import Cells, Charge, Terms
 from dpstream.privacy.ledger.ledger import Ledger
+from dpstream.privacy.ledger.period_losses import PeriodLosses
 
 USERS = Terms(unit="user", total=8, measure="mu_squared", period="1 day")
 SMALL = Fraction(2)
@@ -142,6 +143,19 @@ def test_a_run_that_is_to_end_with_a_period_begins_none_after_it(daily):
     with pytest.raises(LedgerError, match="names periods"):
         daily.limit("clicks", "old", 6, **SAID)
     assert daily.rehearsal().report() == daily.report()
+
+
+def test_what_was_begun_behind_the_last_period_of_a_run_counts():
+    """An earlier version of the program does not know of it, and goes on: nobody else has room."""
+    losses = PeriodLosses()
+    losses.add(dated("daily", 5, amount=3))
+    losses.begin("daily", 6)
+    losses.limit("daily", 7)
+    assert losses.at(7).units > losses.at(8).units == 0
+    losses.begin("daily", 9)
+    assert losses.at(8) == losses.at(9) == losses.at(7) != losses.at(10)
+    losses.end("daily")
+    assert losses.at(9) == losses.at(7) != losses.at(10)
 
 
 def test_a_place_that_was_held_is_given_to_its_run_at_once(daily):

@@ -4,7 +4,8 @@ A charge then names the periods whose rows its run reads: `first` to `last`, or 
 unit of period p loses the sum of the charges whose range has p, and every such sum must fit into
 the book (`docs/soundness/periods.md`). A run that was ended has read nothing beyond the last period
 that it has begun, so its charge ends there; one that has begun none costs nothing. A run that is to
-end with a period may begin none after it, and its charge ends there, too.
+end with a period may begin none after it, and its charge ends there, too; what it has begun all the
+same, in a version that does not know of it, counts.
 """
 
 from __future__ import annotations
@@ -57,14 +58,24 @@ class PeriodLosses:
         first, last = charge.periods
         loss = Loss(charge.units, charge.delta_slack, charge.rounding_slack)
         charged = inf if last is None else last
-        ends = min(charged, self._limits.get(charge.run, inf))
-        self._spans.append(_Span(charge.run, first, ends, charged, loss))
-        if charge.run in self._ended:
-            self.end(charge.run)
+        self._spans.append(_Span(charge.run, first, charged, charged, loss))
+        self._cut(charge.run)
 
     def begin(self, run: str, period: int) -> None:
         """The windows that a run draws reach into this period."""
         self._begun[run] = max(self._begun.get(run, period), period)
+        self._cut(run)
+
+    def _cut(self, run: str) -> None:
+        """End a run's charges where it ends, or is to end; never before what it has begun."""
+        if run not in self._ended and run not in self._limits:
+            return
+        reach: float = self._begun.get(run, -inf)
+        if run not in self._ended:
+            reach = max(reach, self._limits[run])
+        for span in self._spans:
+            if span.run == run:
+                span.last = min(span.charged, reach)
 
     def limit(self, run: str, last: int | None) -> None:
         """The run begins no period after this one (None: it may, as its charge says)."""
@@ -73,17 +84,13 @@ class PeriodLosses:
             self._limits[run] = last
         for span in self._spans:
             if span.run == run:
-                span.last = span.charged if last is None else min(span.charged, last)
-        if run in self._ended:
-            self.end(run)
+                span.last = span.charged
+        self._cut(run)
 
     def end(self, run: str) -> None:
         """The run draws nothing more: it costs the periods up to the last one that it has begun."""
         self._ended.add(run)
-        begun = self._begun.get(run, -inf)
-        for span in self._spans:
-            if span.run == run:
-                span.last = min(span.last, begun)
+        self._cut(run)
 
     @property
     def newest(self) -> int | None:
