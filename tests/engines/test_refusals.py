@@ -226,16 +226,12 @@ def test_a_refusal_leaves_a_book_that_others_may_have_charged(tmp_path):
     write(tmp_path, table())
 
     class Charging(TableSource):
-        asked = 0
-
-        def partitions(self):
-            self.asked += 1
-            if self.asked > 1:
-                book = dps.Ledger(tmp_path / "state" / "ledger")
+        def read(self, *where, **how):
+            if not (tmp_path / "state" / "run.dps").exists():  # a look at the first rows
+                return super().read(*where, **how)
+            with closing(dps.Ledger(tmp_path / "state" / "ledger")) as book:
                 book.open("other", plan_query(query()).terms())
-                book.close()
-                raise InvalidInput("a column has gone")
-            return super().partitions()
+            raise InvalidInput("a column has gone")
 
     with pytest.raises(InvalidInput, match="a column has gone"):
         dps.run(query(), source=Charging(table()), state=tmp_path / "state", secret=SECRET).finish()

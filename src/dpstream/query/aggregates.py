@@ -580,22 +580,22 @@ class OfCells(Identified, identity=None, keys="name"):
     @property
     def cells(self) -> Measure:
         """The cells: a `Cells`."""
-        raise NotImplementedError
+        raise NotImplementedError  # quantiles and histograms have their own
 
     @property
     def found(self) -> int:
         """Numbers that are read off them in each group."""
-        raise NotImplementedError
+        raise NotImplementedError  # quantiles and histograms have their own
 
     def measures(self, one_row: bool) -> tuple[Measure, ...]:
         """The columns beside the cells."""
-        raise NotImplementedError
+        raise NotImplementedError  # quantiles and histograms have their own
 
     def columns(
         self, found: Integers, stddev: float, confidence: float | None, nonnegative: bool
     ) -> dict[str, Any]:
         """What is published of these numbers; `stddev`: that of the last level."""
-        raise NotImplementedError
+        raise NotImplementedError  # quantiles and histograms have their own
 
 
 Aggregate: TypeAlias = Count | Sum | OfCells
