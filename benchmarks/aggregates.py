@@ -4,7 +4,8 @@ All find 0.25, 0.5 and 0.95 of the same made-up values, users with one row each,
 public. A rank error is the number of rows between what was published and the true quantile. Peers
 publish once. pipeline-dp has the tree of Google's library, with Gaussian noise (which spends delta,
 as ours does) and with Laplace noise; opendp the exponential mechanism, with a third of epsilon for
-each quantile, or all of it for the median alone. Ours is asked through whole queries.
+each quantile, or all of it for the median alone, which ours finds in the same way, without delta,
+among as many leaves. Ours is asked through whole queries.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ EPSILON: Final = 1.0
 DELTA: Final = 1e-6
 TRIGGERS: Final = 100
 _LO, _HI, _LEAVES = 0.0, 100.0, 256
+_OF_ONE: Final = 4096
+"""Leaves among which the median alone is chosen."""
 _ROWS: Final = 1_000
 _DAY = 86_400
 _LOWEST, _HIGHEST = 0.93, 0.99
@@ -43,7 +46,12 @@ def made_up(shape: str, groups: int) -> Reals:
 
 
 def ours(
-    values: Reals, *, triggers: int, run: int, shares: tuple[float, ...] = SHARES
+    values: Reals,
+    *,
+    triggers: int,
+    run: int,
+    shares: tuple[float, ...] = SHARES,
+    pure: bool = False,
 ) -> list[tuple[float, Reals, Reals, Reals]]:
     """Per release: the part of the rows that have come, quantiles, and both ends of intervals."""
     groups, rows = values.shape
@@ -56,17 +64,17 @@ def ours(
         start="1970-01-01",
         end="1970-01-02",
         epsilon=EPSILON,
-        delta=DELTA,
+        delta=0 if pure else DELTA,
         max_groups_contributed=1,
         report_bias=False,
-        confidence=0.95,
+        confidence=None if pure else 0.95,
         aggregates=[
             Quantile(
                 "q",
                 column="x",
                 q=list(shares),
                 contribution_bounds_per_row=(_LO, _HI),
-                leaves=_LEAVES,
+                leaves=_OF_ONE if pure else _LEAVES,
             )
         ],
         every=f"{_DAY // triggers} seconds" if triggers > 1 else None,
@@ -87,7 +95,8 @@ def ours(
     for number, (_, publication) in enumerate(published, start=1):
         shown = publication.table.sort_by("key")
         middle, low, high = (
-            np.array(shown[f"q{end}"].to_pylist()) for end in ("", "_low", "_high")
+            np.array(shown[f"q{end}"].to_pylist())
+            for end in ("", *(("", "") if pure else ("_low", "_high")))
         )
         found.append((number / triggers, middle, low, high))
     return found
@@ -130,11 +139,13 @@ def _once(shape: str, values: Reals, peers: Peers, notes: list[str]) -> list[Row
     """Rank errors of one publication."""
     asked: dict[str, Any] = {
         "dpstream": lambda: ours(values, triggers=1, run=0)[0][1],
-        "dpstream, the median alone": lambda: ours(values, triggers=1, run=1, shares=(0.5,))[0][1],
+        "dpstream, the median alone": lambda: ours(
+            values, triggers=1, run=1, shares=(0.5,), pure=True
+        )[0][1],
         "pipeline-dp, Gaussian": lambda: _peer(peers, "pipeline-dp", values, noise="GAUSSIAN"),
         "pipeline-dp, Laplace": lambda: _peer(peers, "pipeline-dp", values, noise="LAPLACE"),
         "opendp": lambda: _peer(peers, "opendp", values),
-        "opendp, the median alone": lambda: _peer(peers, "opendp", values, q=[0.5]),
+        "opendp, the median alone": lambda: _peer(peers, "opendp", values, q=[0.5], leaves=_OF_ONE),
     }
     rows = []
     for method, find in asked.items():

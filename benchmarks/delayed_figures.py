@@ -27,6 +27,8 @@ from benchmarks.harness import Row
 
 EVERYTHING: Final = "2, 3"
 TRUNCATION, DELAYS, BUCKETS, THRESHOLDS, TABLE = "4", "5", "6", "7 to 10", "table III"
+CORRECTIONS: Final = "which correction"
+"""No figure of the paper: its algorithms with sound noise, and what ours do beyond that."""
 THETAS: Final = (1, 5, 9, 13, 17)
 _TRUNCATED: Final = ("naive", "contin_group pp", "discontin_group pp", "comp_order", "buc_order")
 _JUDGED: Final = ("discontin_group", "comp_order", "buc_order")
@@ -96,6 +98,8 @@ def cells(plan: Plan, found: Sequence[Series]) -> Iterator[Cell]:
             yield from _buckets(plan, one)
             yield from _thresholds(plan, one)
             yield from _others(one)
+            if plan is FULL:
+                yield from _corrections(one)
 
 
 def _everything(plan: Plan, series: Series) -> Iterator[Cell]:
@@ -151,6 +155,27 @@ def _thresholds(plan: Plan, series: Series) -> Iterator[Cell]:
 def _others(series: Series) -> Iterator[Cell]:
     for epsilon in (0.1, 0.5, 1.0):
         yield Cell(figure=TABLE, series=series, epsilon=epsilon, delay=10, mechanism=EVENT_ADAPUB)
+
+
+def _corrections(series: Series) -> Iterator[Cell]:
+    """As printed; with sound noise; and drawn into the range; and as it comes, tests where useful.
+
+    At epsilon 10 tests tell something.
+    """
+    width = series.bucket
+    algorithm: dict[str, dict[str, Any]] = {
+        "contin_group": {"threshold": 3},
+        "discontin_group": {"threshold": 3},
+        "comp_order": {},
+        "buc_order": {"bucket": width},
+    }
+    for epsilon, (name, given) in itertools.product((0.5, 10.0), algorithm.items()):
+        forms = [(name + AS_PUBLISHED, {}), (name, given | {"shrink": False}), (name, given)]
+        for full, options in [*forms, *([(name, {})] if given else [])]:
+            yield Cell(
+                figure=CORRECTIONS, series=series, epsilon=epsilon, delay=100, mechanism=full,
+                options=options,
+            )  # fmt: skip
 
 
 def measured(cell: Cell, plan: Plan) -> Errors:

@@ -7,11 +7,13 @@ blindly in every slot. Noise is fixed by name, so a run gives the same errors ag
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
+from scipy.cluster.vq import kmeans2
 
 from benchmarks.dpi_runs import (
     JUDGED,
@@ -112,6 +114,9 @@ def measure(*, quick: bool, progress: Progress) -> Findings:
     parts: list[tuple[str, Callable[[], list[Row]]]] = [
         (f"{one.name}, epsilon {epsilon}", _part(one, epsilon, plan)) for one, epsilon in cells
     ]
+    parts += [
+        (f"{one.name}, applications", _application(one, plan)) for one in found if plan is FULL
+    ]
     parts.append(("budgets for ever", lambda: budget_rows(plan.budget_slots)))
     parts.append(("learning rates", eta_rows))
     rows: list[Row] = []
@@ -133,6 +138,10 @@ def measure(*, quick: bool, progress: Progress) -> Findings:
 
 def _part(stream: Stream, epsilon: float, plan: Plan) -> Callable[[], list[Row]]:
     return lambda: error_rows(stream, epsilon, runs=plan.runs, pool_size=plan.pool_size)
+
+
+def _application(stream: Stream, plan: Plan) -> Callable[[], list[Row]]:
+    return lambda: application_rows(stream, runs=5, pool_size=plan.pool_size)
 
 
 def _wide(domain: int, slots: int) -> Stream:
@@ -169,6 +178,65 @@ def error_rows(stream: Stream, epsilon: float, *, runs: int, pool_size: int) -> 
     blind = _blind(bins, pool_size, slots)
     rows.append(_row(stream, epsilon, BLIND, slots, bins, [_figures(blind, truth, rare)]))
     return rows
+
+
+def application_rows(stream: Stream, *, runs: int, pool_size: int) -> list[Row]:
+    """Figures 5 and 6 of the paper: what is done with releases, beside the same done with the data.
+
+    `sudden`: of the slots that stand out from the 24 before them, a 20th, how many are found;
+    `ranked`: of the tenth of the bins that rank first in the last slot by the first five singular
+    vectors of all slots; `clustered`: how often two bins are together, or apart, in three clusters
+    (k-means) of the bins' courses, in both or in none.
+    """
+    if stream.block is None:
+        return []
+    truth = distributions(stream.block)
+    wanted = _applied(truth)
+    forms: dict[str, Any] = {name: FORMS[name] for name in ("Algorithm 3", "default")}
+    rows = []
+    for name, parameters in forms.items():
+        scaled = _parameters(parameters, truth.shape[1])
+        mechanism = Dpi(epsilon=TIME_EPSILON, pool_size=pool_size, **scaled)
+        found = []
+        for run in range(runs):
+            noise = fixed_noise(f"dpi applied {stream.name} {name}", run)
+            values = _undone(release(mechanism, stream.block, **noise).values, scaled)
+            found.append([float(np.mean(a[b])) for a, b in _compared(_applied(values), wanted)])
+        means = dict(zip(APPLIED, np.median(found, axis=0).tolist(), strict=True))
+        about = {"part": "applied", "stream": stream.name, "epsilon": TIME_EPSILON, "form": name}
+        rows.append(about | means | {"runs": runs})
+    return rows
+
+
+APPLIED: Final = ("sudden", "ranked", "clustered")
+_RECENT, _RANK, _CLUSTERS = 24, 5, 3
+
+
+def _applied(pdfs: Reals) -> list[Any]:
+    """Marks of sudden slots, of bins that rank first, and of pairs of bins in one cluster."""
+    slots, bins = pdfs.shape
+    sums = np.vstack([np.zeros(bins), np.cumsum(pdfs, axis=0)])
+    first = np.maximum(np.arange(slots) - _RECENT, 0)
+    recent = (sums[:-1] - sums[first]) / np.maximum(np.arange(slots) - first, 1)[:, None]
+    away = np.abs(pdfs - recent).sum(axis=1)
+    away[0] = 0
+    left, sizes, right = np.linalg.svd(pdfs, full_matrices=False)
+    ranked = (left[-1, :_RANK] * sizes[:_RANK]) @ right[:_RANK]
+    courses = pdfs.T / np.maximum(np.linalg.norm(pdfs, axis=0), 1e-12)[:, None]
+    _, label = kmeans2(courses, _CLUSTERS, seed=0, minit="++")
+    return [_top(away, slots // 20), _top(ranked, bins // 10), label[:, None] == label[None, :]]
+
+
+def _top(scores: Reals, number: int) -> npt.NDArray[np.bool_]:
+    marked = np.zeros(len(scores), dtype=bool)
+    marked[np.argsort(-scores, kind="stable")[: max(number, 1)]] = True
+    return marked
+
+
+def _compared(found: list[Any], wanted: list[Any]) -> Iterator[tuple[Any, Any]]:
+    """What is found, where it is wanted; of clusters, whether pairs agree, everywhere."""
+    yield from zip(found[:2], wanted[:2], strict=True)
+    yield found[2] == wanted[2], np.ones_like(wanted[2])
 
 
 def time_rows(stream: Stream, epsilon: float, name: str, values: Reals, truth: Reals) -> list[Row]:

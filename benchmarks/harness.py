@@ -31,6 +31,7 @@ BENCHES: Final[dict[str, str]] = {
     "counters": "errors, state and speed of the continual counters, and of accounting",
     "w_event": "errors of the w-event mechanisms on real and synthetic streams",
     "shapes": "the w-event mechanisms on generated bursts, on/off, steps, ramps, seasons, near 0",
+    "pan_private": "what it costs in accuracy that an intruder may see the memory once",
     "dpi": "distributions for ever under user-level privacy: errors, budget left, time",
     "delayed": "errors of the mechanisms with a delay, beside their published forms, and steps/s",
     "recovery": (
@@ -44,13 +45,16 @@ BENCHES: Final[dict[str, str]] = {
     ),
     "sqlp": "the continual GROUP BY against the DP-SQLP paper's tables, figures and baselines",
     "logs": "the continual GROUP BY on two real event logs: keys found, errors, time",
+    "memory_of_keys": "keys that earlier windows have shown: seven days of one law, and two logs",
     "serve": "clients that follow a server's events while its pipeline reads as fast as it can",
     "live": "1, 5 and 20 queries over one live source: rows a second, delays, rows missed",
     "live_files": "a live directory of up to 100,000 files: triggers without news, a restart",
     "queries": "SQL on real event logs, by the command, Python and Spark: the same releases",
     "connectors": "records per second of each source and sink, beside files",
     "aggregates": "rank errors of quantiles, once beside pipeline-dp and opendp, and continually",
+    "rollup": "errors of totals and parts of ROLLUP and CUBE, before least squares and after it",
     "coverage": "how often published intervals hold the truth: aggregates, strategies, mechanisms",
+    "bounds": "what `bounds` says is left out, paid with epsilon 0.1, beside what is left out",
     "year": "a simulated year with crashes, a move, restores: the same releases, and a flat disk",
 }
 """Name of a bench, which is that of its module too -> one line about it."""

@@ -16,7 +16,7 @@ from typing import Any, Final
 from benchmarks import sqlp_runs as runs
 from benchmarks.click_log import ClickLog, records_of
 from benchmarks.harness import Findings, Progress, Row, target
-from benchmarks.sqlp_logs import day, logs
+from benchmarks.sqlp_logs import day, forum, logs
 from benchmarks.sqlp_runs import METRICS, PUBLISHED
 
 LATCHED: Final = "latched"
@@ -104,6 +104,7 @@ class Size:
     bounds: Sequence[int]
     batch_users: int
     batches: Sequence[int]
+    posters: int  # users of the forum log
 
     def log(self, seed: int) -> ClickLog:
         """One of the logs."""
@@ -119,6 +120,7 @@ FULL: Final = Size(
     bounds=(1, 2, 5, 10, 16, 25, 32, 50),
     batch_users=1_000_000,
     batches=(1000, 500, 200, 100, 50, 20),
+    posters=1_400_000,
 )
 QUICK: Final = Size(
     forms=(SHIPPED, LATCHED, TUNED),
@@ -129,6 +131,7 @@ QUICK: Final = Size(
     bounds=(8,),
     batch_users=100_000,
     batches=(50, 10),
+    posters=140_000,
 )
 
 
@@ -150,7 +153,13 @@ def measure(*, quick: bool, progress: Progress) -> Findings:
     """The table by seeds, then both figures on the first seed's log, then the real day."""
     size = QUICK if quick else FULL
     forms = len(runs.SIMULATED) + len(size.forms)
-    total = len(size.seeds) * len(size.triggers) * forms + len(size.batches) + 2 - quick
+    total = (
+        len(size.seeds) * len(size.triggers) * forms
+        + len(size.batches)
+        + 2
+        - quick
+        + len(size.triggers)
+    )
     work = _Work(progress=progress, total=total + 2 * len(size.bounds))
     rows = _table(size, work)
     rows += _trade_off(size, work)
@@ -158,6 +167,9 @@ def measure(*, quick: bool, progress: Progress) -> Findings:
     work.next("the Higgs day")
     real, notes = day()
     rows += real
+    for triggers in size.triggers:
+        work.next(f"table 2, {triggers} triggers")
+        rows += forum(users=size.posters, triggers=triggers)
     if not quick:
         work.next("debias on real logs")
         rows += logs()

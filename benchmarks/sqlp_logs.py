@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 
 from benchmarks import sqlp_runs as runs
+from benchmarks.generated_logs import forum_posts
 from benchmarks.harness import Row
 from benchmarks.logs import HIGGS, RETAIL
 from benchmarks.sqlp_published import Events
@@ -119,17 +120,39 @@ def day() -> tuple[list[Row], list[str]]:
     if path is None or not path.exists():
         return [], [f"{HIGGS.file} is not there: set {VARIABLE} to the folder that has it"]
     table = pa_csv.read_csv(path)
-    given, names = _events(table)
+    bound = int(np.quantile(pc.value_counts(table["user"]).field("counts"), 0.99))
+    return _every_form(table, "higgs day", bound, TRIGGERS, forms(bound)), []
+
+
+def forum(*, users: int, triggers: int) -> list[Row]:
+    """Table 2 of the DP-SQLP paper, on a generated log of its shape, C = 17.
+
+    A unit posts many times in one forum, so that K = C, the paper's bound, stands beside K = 1.
+    """
+    shown = ("sqlp", "latched, K = 1", "latched, K = C")
+    known = {form: options for form, options in forms(_FORUM_BOUND).items() if form in shown}
+    table = forum_posts(users=users)
+    rows = _every_form(table, "table 2", _FORUM_BOUND, triggers, known)
+    return [row | {"users": users, "posts": len(table)} for row in rows]
+
+
+_FORUM_BOUND: Final = 17
+
+
+def _every_form(
+    table: pa.Table, part: str, bound: int, triggers: int, known: dict[str, dict[str, Any]]
+) -> list[Row]:
+    """Simulated forms and the engine's over one log with the columns of the Higgs day."""
+    given, names = _events(table, triggers)
     truth = np.bincount(given.keys, minlength=len(names))
-    bound = int(np.quantile(np.bincount(given.users), 0.99))
     rows = []
     for form in runs.SIMULATED:
-        found = runs.simulated(form, given, keys=len(names), triggers=TRIGGERS, rows=bound)
-        rows.append(_row(form, bound, found.row(truth)))
-    for form, options in forms(bound).items():
+        found = runs.simulated(form, given, keys=len(names), triggers=triggers, rows=bound)
+        rows.append(_row(part, triggers, form, bound, found.row(truth)))
+    for form, options in known.items():
         asked = replace(
             HIGGS.query,
-            every=duration(timedelta(seconds=_SECONDS) / TRIGGERS, "every"),
+            every=duration(timedelta(seconds=_SECONDS) / triggers, "every"),
             **{"max_groups_contributed": bound} | options,
         )
         began, values = time.perf_counter(), np.full(len(names), np.nan)
@@ -137,8 +160,8 @@ def day() -> tuple[list[Row], list[str]]:
             places = pc.index_in(release["target"], names).to_numpy()
             values[places] = release["events"].to_numpy()
         found = runs.Found(values=values, seconds=time.perf_counter() - began)
-        rows.append(_row(form, bound, found.row(truth)))
-    return rows, []
+        rows.append(_row(part, triggers, form, bound, found.row(truth)))
+    return rows
 
 
 def forms(bound: int) -> dict[str, dict[str, Any]]:
@@ -158,11 +181,11 @@ def forms(bound: int) -> dict[str, dict[str, Any]]:
     }
 
 
-def _events(table: pa.Table) -> tuple[Events, pa.Array]:
+def _events(table: pa.Table, triggers: int) -> tuple[Events, pa.Array]:
     """The day as numbers; keys by the place of their names."""
     users = pc.dictionary_encode(table["user"]).combine_chunks()
     keys = pc.dictionary_encode(table["target"]).combine_chunks()
-    at = table["sec"].to_numpy() * TRIGGERS // _SECONDS
+    at = table["sec"].to_numpy().astype(np.int64) * triggers // _SECONDS
     order = np.argsort(at, kind="stable")
     return Events(
         users=users.indices.to_numpy()[order],
@@ -171,5 +194,5 @@ def _events(table: pa.Table) -> tuple[Events, pa.Array]:
     ), keys.dictionary
 
 
-def _row(form: str, bound: int, row: Row) -> Row:
-    return {"part": "higgs day", "triggers": TRIGGERS, "form": form, "bound": bound} | row
+def _row(part: str, triggers: int, form: str, bound: int, row: Row) -> Row:
+    return {"part": part, "triggers": triggers, "form": form, "bound": bound} | row

@@ -124,7 +124,10 @@ def measure(*, quick: bool, progress: Progress) -> Findings:
     sound = [row for row in forms if row["form"] == "sound"]
     others = [*(row for part in wide[1:] for row in part), *more, *sound]
     return Findings(
-        rows=[*rows, *(row for part in wide for row in part), *more, *forms, *speeds],
+        rows=[
+            *(*rows, *(row for part in wide for row in part), *more, *forms, *speeds),
+            *(*figures.theta_rows(), *figures.character_rows(present)),
+        ],
         targets=[*targets(rows, wide[0], others), *speed_targets(speeds)],
         notes=[*_notes(plan, found), *summaries(rows), *findings(rows, more, forms)],
         draw=lambda figure: draw(figure, rows, curves, more),

@@ -32,12 +32,19 @@ from dpstream.audit.controls.published_mechanisms import (
     PegasusWPublished,
     SpasPublished,
 )
-from dpstream.evaluate.trials import Build, Trials, trials
+from dpstream.evaluate.trials import Build, Character, Trials, trials
 from dpstream.mechanisms import find
 from dpstream.mechanisms.base import HistogramMechanism
 from dpstream.mechanisms.w_event.budget_absorption import BudgetAbsorption
 from dpstream.mechanisms.w_event.budget_distribution import BudgetDistribution
-from dpstream.mechanisms.w_event.spas import Spas, SpasState, TwoWindows
+from dpstream.mechanisms.w_event.rescue_dp import RescueDp
+from dpstream.mechanisms.w_event.spas import (
+    Spas,
+    SpasState,
+    TwoWindows,
+    best_count,
+    window_variance,
+)
 from dpstream.privacy.amounts import on_grid
 from dpstream.records import Integers
 
@@ -50,6 +57,7 @@ GROUPED: Final = {
 }
 W_STREAMS: Final = "2025 figure 5"
 LENGTHS, SHARES = "2025 figure 7", "2025 figure 8"
+THETA, CHARACTER, THETAS = "2025 figure 2", "2025 figure 6", "2025 theta"
 W_ROADS, W_CUP = "2014 figure 6", "2014 figure 7"
 CHANGE_ROADS, CHANGE_CUP = "2014 figure 8", "2014 figure 9"
 GROUPS_ROADS, GROUPS_CUP = "2014 figure 10a", "2014 figure 10b"
@@ -111,6 +119,7 @@ def measure(streams: Sequence[Stream], names: Sequence[str], size: Size, tick: T
             rows += run(W_STREAMS, stream.name, own, w, _named(names), window=w)
         rows += run(LENGTHS, stream.name, own, None, _lengths())
         rows += run(SHARES, stream.name, own, None, _shares())
+        rows += run(THETAS, stream.name, own, None, _thetas())
     five = _named([name for name in FIVE if name in names])
     wide = [(road, roads, W_ROADS, GROUPS_ROADS, size.groups)]
     if cup is not None:
@@ -211,6 +220,61 @@ def _shares() -> dict[str, Build]:
     }
 
 
+def _thetas() -> dict[str, Build]:
+    """The share of held steps that C* takes the tests to have missed."""
+    return {
+        f"spas, theta = 1/{parts}": functools.partial(Spas, theta=Fraction(1, parts))
+        for parts in (2, 3, 4)
+    }
+
+
+def theta_rows() -> list[Row]:
+    """Figure 2 of the SPAS paper, from its formula: counts for one theta, where another one holds.
+
+    >>> best = [row for row in theta_rows() if row["at"] == 0.5]
+    >>> min(best, key=lambda row: row["variance"])["mechanism"]
+    'count for theta = 1/2'
+    """
+    thetas = (Fraction(1, 2), Fraction(1, 3), Fraction(1, 4))
+    counts = {theta: best_count(10.0, 1.0, 10, float(theta)) for theta in thetas}
+    return [
+        {
+            "part": THETA,
+            "note": "",
+            "stream": "by its formula",
+            "at": at / 10,
+            "mechanism": f"count for theta = {theta}",
+            "variance": window_variance(count, 10.0, 1.0, 10, at / 10),
+        }
+        for at in range(1, 11)
+        for theta, count in counts.items()
+    ]
+
+
+def character_rows(streams: Sequence[Stream]) -> list[Row]:
+    """Figure 6 of the SPAS paper: how restless each stream is, and how `compare` calls it."""
+    rows = []
+    for stream in streams:
+        if stream.block is None:
+            continue
+        for epsilon, window in [(e, WINDOW) for e in (0.1, 0.5, 0.9)] + [
+            (1.0, w) for w in (80, 240)
+        ]:
+            found = Character.of(stream.block, epsilon=epsilon, window=window)
+            rows.append(
+                {
+                    "part": CHARACTER,
+                    "note": "",
+                    "stream": stream.name,
+                    "at": epsilon,
+                    "window": window,
+                }
+                | {"epsilon": epsilon, "mechanism": found.words().partition(":")[0]}
+                | {"step": found.step, "within": found.window, "printed": found.printed}
+            )
+    return rows
+
+
 def _block(stream: Stream) -> Integers:
     assert stream.block is not None
     return stream.block
@@ -240,6 +304,12 @@ def published_forms() -> list[Form]:
         Form(scheme="spas", sound=find("spas"), published=SpasPublished),
         Form(scheme="dsat", sound=find("dsat"), published=DsatPublished),
         Form(scheme="fast_w", sound=find("fast_w"), published=ColumnsApart, many_bins=True),
+        Form(
+            scheme="rescue_dp",
+            sound=find("rescue_dp"),
+            published=functools.partial(ColumnsApart, scheme=RescueDp),
+            many_bins=True,
+        ),
         Form(scheme="pegasus_w", sound=find("pegasus_w"), published=PegasusWPublished),
         Form(scheme="adapub", sound=find("adapub"), published=AdaPubPublished),
     ]

@@ -19,7 +19,7 @@ import pytest
 from hypothesis import settings
 from hypothesis.internal.conjecture import providers
 
-from tests.support.servers import KafkaServer, NatsServer, PostgresServer
+from tests.support.servers import KafkaServer, NatsServer, PostgresServer, RegistryServer
 
 ROOT = Path(__file__).resolve().parent.parent
 KAFKA_JARS = ROOT / ".cache" / "spark-kafka"
@@ -76,10 +76,10 @@ def _program(*names: str) -> str | None:
 
 def _servers() -> str | None:
     """The servers that streams live in, and the packages that speak to them."""
-    for package in ("confluent_kafka", "nats", "psycopg", "deltalake"):
+    for package in ("confluent_kafka", "nats", "psycopg", "deltalake", "fastavro", "jsonschema"):
         if reason := _module(package):
             return f"{reason}; install all of them with .ci/servers"
-    kinds = (KafkaServer, NatsServer, PostgresServer)
+    kinds = (KafkaServer, NatsServer, PostgresServer, RegistryServer)
     return next((reason for kind in kinds if (reason := kind.absent())), None)
 
 

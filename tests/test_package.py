@@ -63,12 +63,14 @@ def test_a_start_imports_nothing_slow(code):
 
 
 def test_python_m_is_the_command():
-    """`python -m dpstream` where scripts are not on PATH."""
-    done = subprocess.run(
-        [sys.executable, "-m", "dpstream", "--version"], capture_output=True, text=True, check=True
-    )
+    """`python -m dpstream` where scripts are not on PATH; the version is told without the rest."""
+    command = [sys.executable, "-X", "importtime", "-m", "dpstream", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    loaded = {line.rsplit("|", 1)[1].strip() for line in done.stderr.splitlines() if "|" in line}
 
     assert done.stdout.startswith("dpstream ")
+    assert "dpstream.cli" in loaded
+    assert not loaded & {"typer", "rich", "numpy", "pyarrow", "numba", "dpstream.cli.app"}
 
 
 @pytest.fixture(scope="module")

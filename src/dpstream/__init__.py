@@ -1,10 +1,10 @@
 """dpstream: statistics from live streams under differential privacy, for as long as they run."""
 
 from importlib import import_module
-from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    __version__: str
     from dpstream import errors as errors
     from dpstream import ext as ext
     from dpstream import mechanisms as mechanisms
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from dpstream.errors import NoiseReuse as NoiseReuse
     from dpstream.explanation import explain as explain
     from dpstream.mechanisms.counter import Counter as Counter
+    from dpstream.mechanisms.pan_private import PanPrivateRunner as PanPrivateRunner
     from dpstream.mechanisms.release import Series as Series
     from dpstream.mechanisms.release import bounded_counts as bounded_counts
     from dpstream.mechanisms.release import release as release
@@ -50,8 +51,6 @@ if TYPE_CHECKING:
     from dpstream.session import with_tables as with_tables
     from dpstream.sql_compiler import sql as sql
 
-__version__ = version("dpstream")
-
 # Public names are imported on first use: the command line and the ledger start without Numba.
 _NAMES_BY_HOME = {
     "bounds_proposal": "bounds",
@@ -60,6 +59,7 @@ _NAMES_BY_HOME = {
     "errors": "BudgetExceeded DpstreamError NoiseReuse",
     "explanation": "explain",
     "mechanisms.counter": "Counter",
+    "mechanisms.pan_private": "PanPrivateRunner",
     "mechanisms.release": "Series bounded_counts release",
     "mechanisms.runner": "Runner",
     "privacy.accounting.promises": "promise",
@@ -84,6 +84,9 @@ if not TYPE_CHECKING:  # who checks types is told of a name that is not there
     def __getattr__(name: str) -> object:
         if name in ("errors", "ext", "mechanisms"):
             return import_module(f"dpstream.{name}")
+        if name == "__version__":
+            value = globals()[name] = import_module("importlib.metadata").version("dpstream")
+            return value
         if name not in _HOMES:
             raise AttributeError(f"dpstream has no {name!r}")
         value = globals()[name] = getattr(import_module(f"dpstream.{_HOMES[name]}"), name)

@@ -24,6 +24,7 @@ from dpstream.connectors.testing import ServerSinkSuite as ServerSinkSuite
 from dpstream.connectors.testing import ServerSourceSuite as ServerSourceSuite
 from dpstream.connectors.testing import SinkSuite as SinkSuite
 from dpstream.connectors.testing import SourceSuite as SourceSuite
+from dpstream.connectors.testing import UpsertSinkSuite as UpsertSinkSuite
 from dpstream.connectors.testing import check_sink as check_sink
 from dpstream.connectors.testing import check_source as check_source
 from dpstream.engines.clock import Clock as Clock
@@ -77,13 +78,16 @@ from dpstream.records import FencingSink as FencingSink
 from dpstream.records import FinitePartitions as FinitePartitions
 from dpstream.records import InferredTypes as InferredTypes
 from dpstream.records import Integers as Integers
+from dpstream.records import ParallelReads as ParallelReads
 from dpstream.records import Position as Position
 from dpstream.records import Reals as Reals
 from dpstream.records import Rejected as Rejected
 from dpstream.records import Release as Release
 from dpstream.records import Sink as Sink
+from dpstream.records import SizedPartitions as SizedPartitions
 from dpstream.records import Source as Source
 from dpstream.records import StampedPartitions as StampedPartitions
 from dpstream.records import StartOffsets as StartOffsets
 from dpstream.records import TwoPhaseSink as TwoPhaseSink
+from dpstream.records import UpsertingSink as UpsertingSink
 from dpstream.sql_compiler.expressions import known_functions as known_functions

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -106,8 +106,8 @@ class Source(Protocol):
 
     What a source may be able to do beside this is a protocol of its own: `CommittingSource`,
     `EndingSource`, `StartOffsets`, `FinitePartitions`, `StampedPartitions`, `EmptyingSource`,
-    `ChunkRanges`, `CheckedSource`, `InferredTypes`. The engine asks `isinstance`; a source without
-    the ability is treated as each of them says.
+    `ChunkRanges`, `SizedPartitions`, `ParallelReads`, `CheckedSource`, `InferredTypes`. The engine
+    asks `isinstance`; a source without the ability is treated as each of them says.
     """
 
     bounded: bool
@@ -222,6 +222,31 @@ class ChunkRanges(Source, Protocol):
 
 
 @runtime_checkable
+class SizedPartitions(Source, Protocol):
+    """A bounded source that knows about how many rows it has, as files do.
+
+    The work on any other source is divided as if it had few.
+    """
+
+    def row_estimate(self, partition: str) -> int | None:
+        """About how many rows a partition has, without reading them; None if it does not tell."""
+
+
+@runtime_checkable
+class ParallelReads(Source, Protocol):
+    """A bounded source that several threads may read at once, each with a reader of its own.
+
+    Any other source is read by one thread.
+    """
+
+    def reader(self) -> Source:
+        """Another reader of the same partitions; it is closed by itself."""
+
+    def stretch(self, partition: str, position: Position) -> Hashable:
+        """What is read in one go: chunks with the same are left to one reader, in order."""
+
+
+@runtime_checkable
 class CheckedSource(Source, Protocol):
     """A source that can try a partition before any row of it is counted, as files can.
 
@@ -256,7 +281,7 @@ class Sink(Protocol):
     """Where releases go; called by one thread at a time, not always the same one.
 
     What a sink may be able to do beside this is a protocol of its own: `CheckedSink`,
-    `FencingSink`, `TwoPhaseSink`, `ConcurrentSink`.
+    `FencingSink`, `TwoPhaseSink`, `UpsertingSink`, `ConcurrentSink`.
     """
 
     def write(self, name: str, window: int, trigger: int, table: pa.Table) -> None:
@@ -309,6 +334,27 @@ class TwoPhaseSink(Sink, Protocol):
 
     def publish(self, prepared: Sequence[Any]) -> None:
         """Show what `prepare` gave for some releases, durably and in this order."""
+
+
+@runtime_checkable
+class UpsertingSink(Sink, Protocol):
+    """A sink that can keep the newest release of each window alone (`output="upsert"`).
+
+    Any other sink keeps every release.
+    """
+
+    def upsert(
+        self, name: str, window: int, trigger: int, table: pa.Table, row_keys: Sequence[str]
+    ) -> None:
+        """Replace the window's rows by these, all at once; durable, and idempotent like `write`.
+
+        `row_keys` tells the rows of a query apart, over all windows. A row of this window whose
+        key is not among them is deleted. A release that is older than the one that is there, or
+        that very one, does nothing.
+        """
+
+    def check_upsert(self, name: str, schema: pa.Schema) -> None:
+        """What `CheckedSink.check` does, for `upsert`."""
 
 
 @runtime_checkable

@@ -34,6 +34,8 @@ CAUGHT = {
     "book_forked_windows": 1_000,
     "book_forgets_a_charge": 2_500,
     "book_forgets_begun_periods": 2_500,
+    "book_forgets_last_periods": 2_500,
+    "book_frees_places_twice": 2_500,
     "state_lost_keys": 2_500,
     "state_lost_log": 500,
     "state_lost_types": 4_000,
@@ -65,7 +67,9 @@ def difference(target):
     return (one - two)[0].tolist()
 
 
-@pytest.mark.parametrize("name", ["book_of_users", "book_of_windows", "book_of_events"])
+@pytest.mark.parametrize(
+    "name", ["book_of_users", "book_of_windows", "book_of_events", "book_of_held_places"]
+)
 def test_the_book_has_no_room_for_one_more(name):
     """Otherwise less than the claim would be under attack; a part more is refused by the ledger."""
     sample = ledger_targets()[name]().sample
@@ -183,6 +187,18 @@ def test_a_run_more_than_the_book_has_room_for_is_refused_without_the_control():
 
     with pytest.raises(BudgetExceeded):
         sound(target.pairs[0].one, 1, SECRET)
+
+
+def test_a_run_that_is_to_end_shows_its_own_period_again_and_no_other():
+    """Two starts of each of three runs; in the control eight runs go on to the last period."""
+    target = ledger_targets()["book_of_held_places"]()
+    shown = target.sample(target.pairs[0].one, 5, SECRET).reshape(5, 6, 2)
+    broken = ledger_controls()["book_forgets_last_periods"]()
+    control = broken.sample(broken.pairs[0].one, 5, SECRET).reshape(5, -1, 2)
+
+    np.testing.assert_array_equal(shown[:, :3], shown[:, 3:])
+    assert (shown[:, 0] != shown[:, 1]).any()
+    assert control.shape[1] == 8 + sum(range(2, 10))
 
 
 def test_a_unit_at_all_bounds_is_in_every_group_and_step():

@@ -1,7 +1,9 @@
 """Values paid for when they come: the ledger's charge, and what the replay allows later draws."""
 
+import math
 from dataclasses import dataclass
 from fractions import Fraction as F
+from statistics import NormalDist
 
 import numpy as np
 import pytest
@@ -10,6 +12,8 @@ import dpstream as dps
 from dpstream.audit.replay import Changed, record, replay
 from dpstream.errors import BudgetExceeded, InvalidParameter
 from dpstream.mechanisms.base import HistogramMechanism
+from dpstream.privacy.accounting.calibration import round_up
+from dpstream.privacy.accounting.curves import pure_mu_above
 from dpstream.privacy.ledger.charges import Paid
 from dpstream.privacy.spend import Spend
 from dpstream.records import Release
@@ -108,9 +112,17 @@ def test_paying_charges_the_step_and_later_draws_do_not():
         spend.pay(np.array([4]), sensitivity=F(1), epsilon=F(0), purpose="read")
 
 
-def test_a_book_of_gdp_takes_no_pure_payment():
-    """As with Laplace noise itself."""
-    _, spend = spender(dps.Terms(unit="event", total=F(1), measure="mu_squared"))
+def test_a_book_of_gdp_is_charged_what_a_pure_payment_is_there():
+    """The square of mu = 2 Phi^-1(e^eps / (1 + e^eps)), rounded up, as for Laplace noise itself;
+    draws under it cost nothing more."""
+    ledger, spend = spender(dps.Terms(unit="event", total=F(1), measure="mu_squared"))
     spend.begin(0, lambda _: "")
-    with pytest.raises(InvalidParameter, match="GDP"):
-        spend.pay(np.array([4]), sensitivity=F(1), epsilon=F(1, 2), purpose="read")
+    paid = spend.pay(np.array([4]), sensitivity=F(1), epsilon=F(1, 2), purpose="read")
+    cost = round_up(pure_mu_above(F(1, 2)) ** 2)
+    exact = 4 * NormalDist().inv_cdf(1 / (1 + math.exp(-0.5))) ** 2
+    assert exact <= cost <= exact * (1 + 1e-9)
+    assert ledger.left("stream", 0) == 1 - cost
+    spend.laplace(np.array([4]), sensitivity=F(2), epsilon=F(9), purpose="look", interval=paid)
+    assert ledger.left("stream", 0) == 1 - cost
+    with pytest.raises(BudgetExceeded):
+        spend.pay(np.array([4]), sensitivity=F(1), epsilon=F(1), purpose="more")

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dpstream.audit.controls.broken_engine import TotalsLikeParts
 from dpstream.counting.noise_process import KeyedNoise, advance_noise
-from dpstream.group_by.bounding import UnitBucket
+from dpstream.group_by.bounding import FIRST, KEPT, UnitBucket
 from dpstream.group_by.flow import Flow
 from dpstream.query.aggregates import Avg, Count, CountUnits, Measure, Sum, Variance
 from dpstream.query.noise_plan import plan_query
@@ -116,6 +117,24 @@ CASES = {
         "max_groups_contributed": 2,
         "max_rows_per_group": 2,
     },
+    "sets of keys that are found": {
+        "keys": ("key", "x"),
+        "grouping_sets": (("key", "x"), ("key",), ()),
+        "every": "6 hours",
+        "aggregates": (Count("n"), CountUnits("users")),
+        "max_groups_contributed": 2,
+        "max_rows_per_group": 2,
+    },
+    "all sets of public keys": {
+        "keys": ("key", "x"),
+        "grouping_sets": (("key", "x"), ("x",), ("key",), ()),
+        "grouping_set_weights": (3, 1, 2, 1),
+        "public_groups": [(key, x) for key in "ac" for x in (1.0, 5.0, 6.0)],
+        "every": "6 hours",
+        "aggregates": VALUES,
+        "max_groups_contributed": 2,
+        "max_rows_per_group": 2,
+    },
     "dropped rows made up for": {
         "window": Tumble("6 hours"),
         "every": "2 hours",
@@ -213,6 +232,9 @@ def test_the_worst_unit_uses_up_the_sensitivity(name):
         rounds = [("u0", key, hour * HOUR, 5.0) for key in "ac" for hour in (1, 3, 5)]
         others = [(f"v{h}.{n}", k, h * HOUR, 1.0) for n in range(60) for k in "ac" for h in (1, 3)]
         data.append(rounds + others)
+    if "sets of" in name:  # all of its rows in one group of fewer keys
+        one_key = [("u0", "a", n, 5.0 + n % 2) for n in range(12)]
+        data.append(one_key + others)
     used = []
     for drawn in data:
         user, key, times, value = zip(*drawn, strict=True)
@@ -284,18 +306,18 @@ class TestControls:
     CUT = scenario_table([(user, key, 0, 0, 5, 30 - 29 * user) for user in (0, 1) for key in "ac"])
     """A unit of which most rows are dropped, and another."""
 
-    def found(self, name=NAME, **options):
+    def found(self, name=NAME, facts=(), **options):
         table = busy().sort_by("ts")
-        return " ".join(violations(plan_of(name), table, users=6, **options))
+        return " ".join(violations(plan_of(name, **dict(facts)), table, users=6, **options))
 
     def test_rows_kept_by_their_place_in_the_file(self, monkeypatch):
         """An order that counts rows lets one unit change which rows of others are kept."""
         keep = UnitBucket.keep
 
-        def by_place(self, window, period, batch, places, keep_mask, *, by_value):
+        def by_place(self, window, period, batch, places, keep_mask, **how):
             order = np.zeros((len(batch[2]), 2), np.uint64)
             order[:, 0] = np.arange(len(order)).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-            keep(self, window, period, (*batch[:2], order), places, keep_mask, by_value=by_value)
+            keep(self, window, period, (*batch[:2], order), places, keep_mask, **how)
 
         monkeypatch.setattr(UnitBucket, "keep", by_place)
         assert "kept rows of other units" in self.found()
@@ -310,6 +332,24 @@ class TestControls:
 
         monkeypatch.setattr(RowReader, "_columns", watermark)
         assert "window or step of other units" in self.found()
+
+    def test_units_counted_again_in_each_set(self, monkeypatch):
+        """A unit's first row by all keys is not its first in a group of fewer keys."""
+        monkeypatch.setattr(
+            "dpstream.group_by.flow.mark_first",
+            lambda bucket, window, rows, places, marks: marks.__setitem__(places, KEPT | FIRST),
+        )
+        assert "'units' moves" in self.found("sets of keys that are found")
+
+    def test_totals_with_the_noise_of_parts(self):
+        """It is too little: all rows of a unit may be in one total."""
+        plan = plan_of("all sets of public keys")
+        like_parts = TotalsLikeParts(plan.query)
+        rows = [("u0", "a", n, 5.0 + n % 2) for n in range(12)]
+        user, key, times, value = zip(*rows, strict=True)
+        table = pa.table({"user": user, "key": key, "ts": times, "seen": times, "x": value})
+
+        assert "its sensitivity is" in " ".join(violations(like_parts, table))
 
     def test_one_row_too_many(self, monkeypatch):
         """Rows beyond the bounds move the sums further than the plan says."""
@@ -371,8 +411,8 @@ class TestControls:
         """A unit that fills a bucket's common bound takes it from the others."""
         keep = UnitBucket.keep
 
-        def shared(self, window, period, batch, places, keep_mask, *, by_value):
-            keep(self, window, period, batch, places, keep_mask, by_value=by_value)
+        def shared(self, window, period, batch, places, keep_mask, **how):
+            keep(self, window, period, batch, places, keep_mask, **how)
             keep_mask[np.cumsum(keep_mask > 0) > 8] = 0
 
         monkeypatch.setattr(UnitBucket, "keep", shared)
@@ -383,7 +423,10 @@ class TestControls:
     def test_noise_that_depends_on_the_number_of_groups(self, monkeypatch):
         """Draws that depend on how many groups there are differ for groups of others."""
         monkeypatch.setattr("dpstream.group_by.perturb.advance_noise", _pairwise)
-        assert "draw of another group" in self.found("tumbling windows, one row per group")
+        # of windows that remember all keys each begins with the same groups
+        facts = {"remember_keys": False}
+        found = self.found("tumbling windows, one row per group", facts)
+        assert "draw of another group" in found
 
 
 def _pairwise(process, noise, joining, step, sigma, draw, **how):

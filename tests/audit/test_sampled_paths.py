@@ -26,6 +26,8 @@ CAUGHT = {
     "noise_below_reach": 16_000,
     "bounded_before_join": 1_000,
     "registry_not_bounded": 1_000,
+    "inner_rows_of_others": 1_000,
+    "inner_rows_charged_once": 20_000,
     "debias_units_not_capped": 500,
     "debias_noise_for_one_row": 1_000,
     "sql_unit_enters_again": 16_000,
@@ -37,6 +39,7 @@ SOUND = {
     "dpi_rows": 1_200,
     "latched_join": 1_000,
     "latched_registry": 1_000,
+    "latched_inner_rows": 1_000,
     "latched_debias_public_keys": 1_000,
     "sql_w_event": 16_000,
 }

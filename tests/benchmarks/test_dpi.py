@@ -113,3 +113,16 @@ def test_the_papers_stream_is_nearly_even():
     assert set(np.rint(spread)) >= set(range(2, 10))
     assert 0.7 < spread.min() < 1.5
     assert 8 < spread.max() < 13
+
+
+def test_applications_of_the_data_themselves_agree_with_themselves():
+    """And those of other data do not: a stream against itself, and against its bins turned."""
+    rng = np.random.default_rng(3)
+    pdfs = rng.dirichlet(np.linspace(0.2, 9, 40), 200)
+    pdfs[[50, 90, 120, 150, 180]] = rng.dirichlet(np.ones(40) / 9, 5)
+    own, turned = dpi._applied(pdfs), dpi._applied(np.roll(pdfs[::-1], 7, axis=1))
+    found = [[float(a[b].mean()) for a, b in dpi._compared(other, own)] for other in (own, turned)]
+
+    assert found[0] == [1.0, 1.0, 1.0]
+    assert set(np.flatnonzero(own[0])) >= {50, 90, 120, 150, 180}
+    assert max(found[1][:2]) < 0.5

@@ -1,9 +1,11 @@
 """`dpstream apply`: a changed pipeline file is shown, accepted, carried out by periods."""
 
 import json
+import shutil
 import signal
 import subprocess
 from contextlib import closing
+from dataclasses import asdict
 
 import pyarrow as pa
 import pytest
@@ -13,7 +15,9 @@ from dpstream.engines.query_run import EngineOptions, QueryRun
 from dpstream.errors import BudgetExceeded, LedgerError, StateError
 from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.session import changes
+from dpstream.session.change_plan import plan_changes
 from dpstream.session.start_pipeline import is_to_change, load_current, open_book, start
+from tests.support.kill_and_replay import BeforeDiskOperation, KindOfRun
 from tests.support.live_runs import ScriptedClock, drop
 from tests.support.long import is_long
 from tests.support.processes import Command
@@ -165,6 +169,50 @@ def test_a_change_comes_at_the_end_of_the_period(run, folder, at, tmp_path_facto
     assert not [*(folder / "state" / "old" / "windows").glob("*.key")]
     again = run("apply", "pipeline.toml", "--yes")
     assert "nothing is to be changed" in again.err
+    verified = run("state", "verify", "state")
+    assert verified.code == 0, verified.out  # runs that are ended are whole without their keys
+    write(folder, kept=asked(3), old=asked("1.9"), more=asked("0.5"), gone=asked("0.1"))
+    for _ in range(2):  # the sink has releases under its first name, with and without its state
+        assert "added     gone (in state and sinks: gone_2)" in run("apply", "pipeline.toml").out
+        assert run("state", "gc", "pipeline.toml", "--yes").code == 0
+    assert not (folder / "state" / "gone").exists()
+
+
+def test_a_change_is_not_taken_back_into_a_share_that_is_spent(run, folder, at):
+    """What ana's run was to leave has gone to another query of hers; a larger share lets it back.
+
+    The book itself has room all the time.
+    """
+    rows(folder)
+
+    def write_for_ana(**queries):
+        write(folder, **queries)
+        text = (folder / "pipeline.toml").read_text()
+        (folder / "pipeline.toml").write_text(text.replace("sql =", 'analyst = "ana"\nsql ='))
+
+    given = ("ledger", "allow", "book", "--analyst", "ana", "--because", "a test", "--share")
+    write_for_ana(old=asked(2))
+    go(folder / "pipeline.toml", FIRST, FIRST + 9 * HOUR)
+    assert run(*given, "0.4").code == 0
+    at(FIRST + 9 * HOUR)
+    write_for_ana(old=asked("0.5"))
+    assert run("apply", "pipeline.toml", "--yes").code == 0
+    write(folder, more=asked("1.9"))
+    second = folder / "second.toml"
+    text = (folder / "pipeline.toml").read_text().replace("sql =", 'analyst = "ana"\nsql =')
+    second.write_text(text.replace('"state"', '"state2"').replace('"out"', '"out2"'))
+    go(second, FIRST + DAY, FIRST + DAY + 9 * HOUR)
+    assert spent(folder)["more"]["begun"] is not None
+
+    before = (folder / "book").read_bytes()
+    write_for_ana(old=asked(2))
+    refused = run("apply", "pipeline.toml", "--yes")
+    assert refused.code == 3
+    assert "the share of 'ana', 0.4 of the book, was spent on others since" in refused.err
+    assert (folder / "book").read_bytes() == before
+    assert run(*given, "1").code == 0
+    assert run("apply", "pipeline.toml", "--yes").code == 0
+    assert spent(folder)["old"]["periods"][1] is None
 
 
 class Killed(BaseException):
@@ -210,6 +258,85 @@ def test_a_kill_anywhere_changes_nothing(run, folder, at, monkeypatch):
     lines = spent(folder)
     assert (lines["old"]["ended"], lines["old_2"]["ended"]) == (True, False)
     assert len(lines) == 2
+
+
+def accept(place):
+    """Accept what the pipeline file says, as `dpstream apply --yes` does."""
+    plan = plan_changes(place / "pipeline.toml", at_once=False, now=FIRST + 15 * HOUR, who="me")
+    if not plan.empty:
+        plan.accept()
+
+
+def settled(place):
+    """What a book and a state directory have settled."""
+    told = asdict(changes.Changes.read(place / "state"))
+    return {key: each for key, each in told.items() if key != "texts"}, spent(place)
+
+
+def test_a_kill_of_apply_leaves_what_the_next_one_finishes_or_takes_back(folder):
+    """Before every disk operation. The same file again: as if it had not been killed; another file:
+    as if that had been the first; the old one: as if nothing had been, and all go on.
+    """
+    begun = folder / "begun"
+    first = {"kept": asked("0.5"), "old": asked(2), "gone": asked(1)}
+    second = {"kept": asked("0.5"), "old": asked("2.5"), "more": asked("0.5")}
+    files_after = {"first": first, "second": second, "third": first | {"old": asked("1.5")}}
+    begun.mkdir()
+    rows(begun)
+    write(begun, **first)
+    go(begun / "pipeline.toml", FIRST, FIRST + 15 * HOUR)
+    wanted = {}
+    for name, queries in files_after.items():
+        shutil.copytree(begun, folder / name)
+        write(folder / name, **queries)
+        accept(folder / name)
+        wanted[name] = settled(folder / name)
+    apply = KindOfRun(start=lambda place: accept(place) or (), published=files, charges=spent)
+
+    for nth in range(1, 100) if is_long() else (3, 9, 15, 100):
+        killed = folder / f"killed{nth}"
+        shutil.copytree(begun, killed)
+        write(killed, **second)
+        status = BeforeDiskOperation(nth).strike(apply, killed)
+        for name, queries in files_after.items():
+            place = folder / f"{name}{nth}"
+            shutil.copytree(killed, place)
+            write(place, **queries)
+            accept(place)
+            assert settled(place) == wanted[name], (nth, name)
+        if status == 0:
+            break
+    assert nth > 15
+
+    write(begun, **second)
+    BeforeDiskOperation(9).strike(apply, begun)
+    write(begun, **first)
+    accept(begun)
+    go(begun / "pipeline.toml", FIRST + 15 * HOUR, FIRST + 2 * DAY)
+    assert [windows(begun, name) for name in first] == [8, 8, 8]
+
+
+def test_a_change_that_is_refused_when_it_is_accepted_leaves_all_as_it_was(folder):
+    """The room was there when it was worked out; a place that was held stays held."""
+    rows(folder)
+    write(folder, old=asked(2), small=asked("0.5"))
+    go(folder / "pipeline.toml", FIRST, FIRST + 15 * HOUR)
+    write(folder, old=asked("2.1"), small=asked("0.5"))
+    accept(folder)
+    before = settled(folder)
+    write(folder, old=asked("2.1"), small=asked("1.8"))
+    late = plan_changes(folder / "pipeline.toml", at_once=False, now=FIRST + 15 * HOUR, who="me")
+    write(folder, another=asked("3.2"))
+    text = (folder / "pipeline.toml").read_text().replace('"state"', '"state2"')
+    (folder / "other.toml").write_text(text.replace('"out"', '"out2"'))
+    go(folder / "other.toml", FIRST + 15 * HOUR, FIRST + 27 * HOUR)
+
+    with pytest.raises(BudgetExceeded):
+        late.accept()
+
+    after = settled(folder)
+    assert after[0] == before[0]
+    assert {name: line for name, line in after[1].items() if name != "another"} == before[1]
 
 
 def test_late_windows_are_published_before_the_successor_begins(run, folder, at):

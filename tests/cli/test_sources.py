@@ -32,6 +32,8 @@ def test_nothing_is_lost_on_a_narrow_screen(run, monkeypatch):
         for one in known.values():
             assert one.example in done.out
             assert one.about in done.out
+            assert "exactly once" in one.promise
+            assert one.promise in done.out
             assert one.extra is None or f"pip install 'dpstream[{one.extra}]'" in done.out
 
 

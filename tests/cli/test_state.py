@@ -11,8 +11,10 @@ import pytest
 from dpstream.cli import main
 from dpstream.engines.embedded.snapshots import Snapshots
 from dpstream.privacy.ledger.ledger import Ledger
-from dpstream.privacy.state import InputLog, backup, run_directory
+from dpstream.privacy.state import InputLog, Secret, backup, run_directory
 from dpstream.privacy.state.run_directory import read_about
+from dpstream.session import retention
+from dpstream.session.pipeline import load_pipeline
 from tests.support.long import is_long
 from tests.support.processes import kill_this_process, run_in_fork
 
@@ -335,6 +337,76 @@ def test_a_run_that_was_ended_may_go_and_one_that_is_running_is_left(run, starte
     keep()
     Path("pipeline.toml").write_text(PIPELINE + QUERY.format(name="second"))
     assert run("run", "pipeline.toml").code == 0
+
+
+def test_two_calls_of_gc_at_once_remove_what_one_would(run, started, monkeypatch):
+    """The second comes in whole at some file of the first; both end well, and no folder is left."""
+    with closing(Ledger(started / "ledger")) as book:
+        run_id = read_about(started / "first")["run"].hex()
+        book.end("clicks", run_id, because="another query", who="ann")
+    keep(releases="400 days")
+    make_old(*Path("out").glob("*.csv"))
+    whole = {path: path.read_bytes() for path in started.rglob("*") if path.is_file()}
+    files = len([path for path in whole if (started / "first") in path.parents])
+    pipeline = load_pipeline("pipeline.toml")
+
+    def collect():
+        runs = retention.collect_runs([started / "first", started / "second"], remove=True)
+        return [*runs, *retention.collect_by_age(pipeline, remove=True)]
+
+    erase = retention.erase
+    for at in (1, files - 2, files - 1, files):
+        for path, content in whole.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+        (Path("out") / "first-w000000-t000001.csv").touch()
+        make_old(*Path("out").glob("*.csv"))
+        left = iter([False] * (at - 1) + [True])
+
+        def meet(path, left=left):
+            if next(left, False):
+                collect()
+            erase(path)
+
+        monkeypatch.setattr(retention, "erase", meet)
+        assert sum(one.files for one in collect()) >= files
+        assert not [*left]
+        assert not (started / "first").exists()
+        assert not [*Path("out").glob("first*.csv")]
+    assert run("state", "verify", "state").code == 0
+
+
+def test_a_run_that_has_begun_in_the_place_of_an_ended_one_stays(run, started, monkeypatch):
+    """gc has read whose it is; another gc removes it, and a new run begins there and stops."""
+    place = started / "first"
+    about = read_about(place)
+    with closing(Ledger(started / "ledger")) as book:
+        book.end("clicks", about["run"].hex(), because="another query", who="ann")
+
+    def read_first(folder):
+        monkeypatch.setattr(retention, "read_about", read_about)
+        shutil.rmtree(place)
+        place.mkdir()
+        with closing(Ledger(started / "ledger")) as book:
+            more = {name: about[name] for name in ("facts", "notes")}
+            made = run_directory.make_run(
+                place,
+                kind=about["kind"],
+                run=bytes(16),
+                dataset="clicks",
+                secret=Secret(bytes(32)),
+                ledger=book,
+                more=more,
+            )
+            made.close()
+        return about
+
+    monkeypatch.setattr(retention, "read_about", read_first)
+    found = [*retention.collect_runs([place], remove=True)]
+
+    assert [one.files for one in found] == [0]
+    assert read_about(place)["run"] == bytes(16)
+    assert (place / "inputs.log").exists()
 
 
 def test_files_of_a_run_that_is_going_are_left_to_it(run, started):

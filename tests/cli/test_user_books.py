@@ -24,7 +24,7 @@ def test_a_promise_is_opened_charged_and_shown(run):
         run=bytes(16), query="urls", ledger=ledger, dataset="clicks", keys=MemoryWindowKeys()
     )
     error = FloatError(xi=Fraction(1, 1000), tau=Fraction(0))
-    query.pay(mu_squared=Fraction(1, 4), delta_slack=Fraction(1, 10**10), error=error, digest="aa")
+    query.pay(amount=Fraction(1, 4), delta_slack=Fraction(1, 10**10), error=error, digest="aa")
     ledger.close()
     shown = run("ledger", "show", "--ledger", "book").out
     (book,) = run("ledger", "show", "--ledger", "book", "--json").json

@@ -140,7 +140,8 @@ def test_a_query_fits_the_book_it_opens():
         spend = QuerySpend(
             run=bytes(16), query="q", ledger=ledger, dataset="clicks", keys=MemoryWindowKeys()
         )
-        spend.pay(digest="aa", **parts)
+        amount = parts.pop("mu_squared")
+        spend.pay(digest="aa", amount=amount, measure="mu_squared", **parts)
 
         assert delta_of_terms(terms) <= delta
         assert ledger.report()[0]["left"] == ledger.report()[0]["tail"]["left"] == "0"

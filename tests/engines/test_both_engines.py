@@ -1,7 +1,9 @@
 """One suite for every engine: the same rows, schedule, secret and run id give the same releases."""
 
 import json
+import sqlite3
 from collections import Counter
+from contextlib import closing
 from itertools import pairwise
 
 import numpy as np
@@ -31,6 +33,7 @@ from tests.support.live_runs import ScriptedClock, arrivals, start_live, whole_l
 from tests.support.long import is_long
 from tests.support.runs import (
     LOOKING_BACK,
+    PER_UNIT,
     break_off,
     charges,
     published,
@@ -151,7 +154,55 @@ VARIANTS = {
         ),
         confidence=0.9,
     ),
+    "by choice": query(
+        aggregates=(
+            dps.Quantile(
+                "q",
+                column="seconds",
+                q=[0.5, 0.9],
+                contribution_bounds_per_row=(0, 60),
+                mechanism="exponential",
+            ),
+            dps.Count("n"),
+        ),
+    ),
+    "without delta": query(
+        public_groups=["/1", "/2", "nobody"],
+        delta=0,
+        every=None,
+        max_rows_per_group=2,
+        aggregates=(
+            dps.Quantile("q", column="seconds", q=0.5, contribution_bounds_per_row=(0, 60)),
+            dps.Sum("s", column="seconds", contribution_bounds_per_row=(0, 60)),
+        ),
+    ),
+    "a median alone, without delta": query(
+        public_groups=["/1", "/2", "nobody"],
+        delta=0,
+        every=None,
+        report_bias=False,
+        aggregates=(
+            dps.Quantile("q", column="seconds", q=0.5, contribution_bounds_per_row=(0, 60)),
+        ),
+    ),
     "looking back": LOOKING_BACK,
+    "sets of keys": query(
+        keys=("page", "seconds"),
+        aggregates=(dps.Count("n"), dps.CountUnits("units")),
+        grouping_sets=(("page", "seconds"), ("page",), ()),
+        epsilon=12,
+    ),
+    "sets of public keys": query(
+        keys=("page", "seconds"),
+        public_groups=[(f"/{n}", seconds) for n in range(1, 5) for seconds in (3, 30)],
+        grouping_sets=(("page", "seconds"), ("page",), ("seconds",), ()),
+        grouping_set_weights=(2, 1, 1, 1),
+        aggregates=(
+            dps.Count("n"),
+            dps.Avg("mean", column="seconds", contribution_bounds_per_row=(0, 60)),
+        ),
+    ),
+    **PER_UNIT,
 }
 
 
@@ -388,26 +439,6 @@ def test_files_meet_the_table_that_the_run_began_with(engine, tmp_path):
 
 
 @pytest.mark.spark
-def test_a_table_is_not_read_anew_on_spark(session, tmp_path):
-    """Executors hold the table that the run began with; the way out is named."""
-    csv.write_csv(pa.table({"page": ["a"], "kind": ["x"]}), tmp_path / "pages.csv")
-    text = """SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 5, delta = 1e-5,
-        privacy_unit_column = user, privacy_unit_period = INTERVAL '1' DAY,
-        public_groups = ('x', 'y'), max_groups_contributed = 2)
-        kind, window_start, COUNT(*) AS n FROM TUMBLE(log, DESCRIPTOR(at), INTERVAL '1' HOUR)
-        JOIN pages USING (page) GROUP BY kind, window_start"""
-
-    with pytest.raises(InvalidParameter, match="leave refresh out, or run it on the embedded"):
-        dps.run(
-            dps.sql(text),
-            source=tmp_path,
-            live=True,
-            public={"pages": dps.Refreshed(tmp_path / "pages.csv", every="1 day")},
-            engine=SparkEngine(session, buckets=2),
-        )
-
-
-@pytest.mark.spark
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("asked", SOME, ids=lambda one: one.name)
 def test_bench_queries_on_spark(asked, session, tmp_path, monkeypatch):
@@ -418,3 +449,24 @@ def test_bench_queries_on_spark(asked, session, tmp_path, monkeypatch):
     engine = SparkEngine(session, buckets=2)
 
     assert queries.all_ways(asked, source, tmp_path, engine=engine)["identical"]
+
+
+def test_a_table_of_the_newest_releases(engine, tmp_path):
+    """`output="upsert"` leaves the rows of the last release, as the embedded engine has them."""
+    query = dps.Query(
+        name="pages", privacy_unit_column="user", keys=["page"], public_groups=["a", "b"],
+        epsilon=5, delta=1e-6, max_groups_contributed=1, start="1970-01-01", end="1970-01-02",
+        time_column="at", time_unit="s", every="12 hours", window=dps.Tumble("1 day"),
+        privacy_unit_period="1 day",
+    )  # fmt: skip
+    rows = pa.table({"user": range(400), "page": ["a", "b"] * 200, "at": [3600, 80_000] * 200})
+    pq.write_table(rows, tmp_path / "rows.parquet")
+    named = {"source": str(tmp_path / "rows.parquet"), "secret": SECRET}
+    named |= {"options": EngineOptions(run_id=RUN)}
+    *_, last = dps.run(query, **named)
+    file = tmp_path / "out.sqlite"
+    dps.run(query, sink=file, output="upsert", engine=engine, **named).finish()
+
+    with closing(sqlite3.connect(file)) as db:
+        found = db.execute("SELECT page, count, release FROM pages ORDER BY page").fetchall()
+    assert found == sorted((row["page"], row["count"], 2) for row in last.to_pylist())

@@ -162,7 +162,7 @@ def test_a_kill_before_the_first_snapshot_begins_again(tmp_path, monkeypatch, in
     mechanism, data = Sample(epsilon=1, window=2), [[3], [4]]
     facts = {"secret": SECRET, "ledger": None if inside else tmp_path / "book"}
     with monkeypatch.context() as patch:
-        patch.setattr("dpstream.mechanisms.runner._write_snapshot", stop)
+        patch.setattr("dpstream.mechanisms.runner.write_snapshot", stop)
         with pytest.raises(KeyboardInterrupt):
             dps.release(mechanism, data, state=tmp_path / "a", **facts)
         with pytest.raises(KeyboardInterrupt):

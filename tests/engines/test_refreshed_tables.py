@@ -10,6 +10,9 @@ from pyarrow import csv
 
 import dpstream as dps
 from dpstream.cli import main
+from dpstream.engines.chunks import OperatorCounts
+from dpstream.engines.spark import SparkEngine
+from dpstream.engines.table_versions import TableVersions
 from dpstream.errors import InvalidParameter, StateError
 from dpstream.privacy.state.backup import Restoration, back_up, move
 from tests.support.fixed import SECRET
@@ -113,6 +116,57 @@ def test_a_killed_run_joins_the_same_versions(tmp_path, whole, nth):
 
     assert after.published == published(whole)
     assert after.charges == 1
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("releases", [None, 3, 4])
+def test_spark_joins_the_versions_that_one_process_joins(session, tmp_path, whole, releases):
+    """Byte for byte, whole or broken off and begun again; copies that nobody needs are gone."""
+    engine = SparkEngine(session, buckets=2)
+    if releases is not None:
+        running = iter(start(tmp_path, engine=engine))
+        for _ in range(releases):
+            next(running)
+        running.close()
+    run = start(tmp_path, engine=engine).finish()
+
+    assert published(tmp_path) == published(whole)
+    assert charges(tmp_path / "state" / "ledger") == 1
+    assert run.operator.stale_tables == {}
+    copies = {path.stem for path in (tmp_path / "state" / "tables" / "pages").iterdir()}
+    assert len(copies) == 2
+    assert "first" in copies
+
+
+def test_rows_that_come_again_meet_the_versions_of_then(tmp_path):
+    """Spark sends a batch again: it is joined as it was, though newer versions are met by now."""
+    write(tmp_path, version(0))
+    query = dps.with_tables(
+        dps.sql(TEXT, name="live"),
+        public={"pages": dps.Refreshed(tmp_path / "pages.csv", every="2 hours")},
+    )
+    folder, table = tmp_path / "state", rows([1, 2])
+    versions = TableVersions(query, folder, OperatorCounts())
+    met = {0: versions.save()}
+    for step in (1, 2, 3, 4):
+        write(tmp_path, version(step))
+        versions.begin(step, None)
+        met[step] = versions.save()
+    later = TableVersions(query, folder, OperatorCounts())
+    later.go_on_from({"step": 3, "tables": met[3]})
+    later.go_on_from({"step": 5, "tables": met[4]})
+
+    def kinds(digests):
+        return set(later.prepared_as(digests, 3)(table)["kind"].to_pylist())
+
+    assert met[2] == met[3] != met[4] == later.save()
+    assert (kinds(met[0]), kinds(met[3]), kinds(met[4])) == ({"v0"}, {"v2"}, {"v4"})
+    for _ in range(2):
+        later.settle({"step": 5, "tables": met[3]})
+        assert (kinds(met[3]), kinds(met[4])) == ({"v2"}, {"v4"})
+    later.settle({"step": 5, "tables": met[4]})
+    with pytest.raises(StateError, match="whose copy"):
+        kinds(met[3])
 
 
 def test_a_replay_joins_the_copy_and_not_the_file(tmp_path):

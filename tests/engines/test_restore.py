@@ -88,6 +88,78 @@ def test_a_restored_run_shows_what_was_shown_and_pays_nothing(tmp_path, kind, s,
     assert find_faults(tmp_path / "new", secret=Secret.of(SECRET)) == []
 
 
+H = 3600
+LATE_AND_PREFERRED = [
+    *((1000 + n, "/hot", h * H + 60 + n, h * H + 60 + n) for n in range(400) for h in range(8)),
+    # at their bounds: /hot in the first window, again and again and other pages in the second, and
+    # late in the first, when the second is published already
+    *(
+        (n, page, at, came)
+        for n in range(200)
+        for page, at, came in (
+            ("/hot", 60, 60),
+            *(("/hot", 2 * H + 100 + k, 2 * H + 100 + k) for k in range(4)),
+            *((f"/x{k}", 2 * H + 200 + k, 2 * H + 200 + k) for k in range(20)),
+            *(("/hot", 2 * H - 10 - k, 3 * H + 50 + k) for k in range(3)),
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize(("taken", "more"), [(2, 4), (1, 7), (9, 11)])
+def test_windows_that_remember_keys_are_given_up_together(tmp_path, taken, more):
+    """Bounding prefers the keys that a window remembers, and one that was given up remembers none:
+    what other windows may keep of the same units would be other rows, under the noise of before."""
+    user, page, at, came = zip(*LATE_AND_PREFERRED, strict=True)
+    source = pa.table({"user": user, "page": page, "at": at, "came": came})
+    asked = dps.Query(
+        name="clicks",
+        privacy_unit_column="user",
+        keys=("page",),
+        aggregates=(dps.Count("n"),),
+        epsilon=2,
+        delta=1e-6,
+        time_column="at",
+        time_unit="s",
+        arrival_column="came",
+        start="1970-01-01",
+        end="1970-01-01T12:00",
+        window=dps.Tumble("2 hours"),
+        every="1 hour",
+        allowed_lateness="3 hours",
+        privacy_unit_period="forever",
+        max_groups_contributed=3,
+        max_rows_per_group=4,
+        max_rows_contributed=6,
+        report_bias=False,
+    )
+
+    def tables(place, count=None):
+        facts = {"secret": SECRET, "ledger": tmp_path / "book", "source": source}
+        settings = dps.EngineOptions(buckets=1, threads=1, snapshot_every=3)
+        running = iter(dps.run(asked, state=tmp_path / place, options=settings, **facts))
+        for made in itertools.islice(running, count):
+            rows = made.to_pylist()
+            yield {(r["window_start"], r["trigger_time"], r["page"]): r["n"] for r in rows}
+        running.close()
+
+    shown = {}
+    running = tables("state", taken + more)
+    for made in itertools.islice(running, taken):
+        shown |= made
+    back_up(tmp_path / "state", tmp_path / "backup.tar")
+    for made in running:
+        shown |= made
+    shutil.rmtree(tmp_path / "state")
+    (restored,) = put_back(tmp_path / "backup.tar", tmp_path / "new").values()
+    after = [*tables("new")]
+    again = {key: n for made in after for key, n in made.items()}
+
+    assert all(again[key] == shown[key] for key in again.keys() & shown.keys())
+    assert restored.lost
+    assert after  # it goes on
+
+
 def alter(table, hour, how):
     """Change one row of an hour."""
     columns = {name: table[name].to_pylist() for name in table.column_names}

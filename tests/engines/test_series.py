@@ -297,7 +297,7 @@ def test_what_does_not_fit_a_mechanism_is_refused():
 
 @pytest.mark.parametrize("mechanism", ["uniform", "sample", "budget_distribution", "spas", "pacer",
                                        "budget_absorption", "fast_w", "dsat", "dsft", "pegasus_w",
-                                       "adapub"])  # fmt: skip
+                                       "adapub", "rescue_dp"])  # fmt: skip
 def test_every_mechanism_runs_and_charges_all_bins(mechanism, tmp_path):
     """Bins of two queries over one dataset are not the same bins: none may be charged alone."""
     query = dps.sql(text(mechanism=mechanism))

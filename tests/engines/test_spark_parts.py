@@ -176,7 +176,7 @@ def test_rows_of_windows_that_are_due_later(changes, at):
     due = schedule.due(int(rows.steps[0]))
     flow = Flow(ShippedPlan.of(plan, due), reader, buckets=1, threads=1)
     slices = [(rows, first, end) for *_, first, end in rows.runs]
-    flow.aggregate_rows(flow.bound_rows(slices))
+    flow.aggregate_rows(flow.bound_rows(0, slices))
 
     entered = {schedule.releases(window) for window in flow.state.windows}
     assert entered - {one.releases for one in due}

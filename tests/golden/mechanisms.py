@@ -20,7 +20,11 @@ CASES = {
     "budget_absorption/groups": lambda m: m.BudgetAbsorption(**_W, groups=2),
     "spas": lambda m: m.Spas(**_W, warm_up=5),
     "pacer": lambda m: m.Pacer(**_W),
+    "spas/theta": lambda m: m.Spas(
+        **_W, warm_up=5, theta="1/3", update="decay", decay_base=3, testing_share="1/3"
+    ),
     "fast_w": lambda m: m.FastW(**_W),
+    "rescue_dp": lambda m: m.RescueDp(**_W),
     "dsat": lambda m: m.Dsat(**_W),
     "dsft": lambda m: m.Dsft(**_W),
     "pegasus_w": lambda m: m.PegasusW(**_W),

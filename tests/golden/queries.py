@@ -144,14 +144,14 @@ HOURLY = "EMIT EVERY INTERVAL '1' HOUR"
 
 def text(
     select="COUNT(*) AS n", options="", *, keys="page", table=EIGHT_HOURS, emit=HOURLY, after="",
-    groups=4, epsilon=12, window="window_start", span=RANGE,
+    groups=4, epsilon=12, window="window_start", span=RANGE, delta="1e-3",
 ):  # fmt: skip
     """SQL that differs from COUNT(*) by page in three windows of eight hours as it says."""
     by = ", ".join(part for part in (keys, window) if part)
     return f"""
         SELECT WITH DIFFERENTIAL_PRIVACY
-               OPTIONS (epsilon = {epsilon}, delta = 1e-3, privacy_unit_column = user,
-                        max_groups_contributed = {groups}
+               OPTIONS (epsilon = {epsilon}, {f"delta = {delta}, " if delta else ""}
+                        privacy_unit_column = user, max_groups_contributed = {groups}
                         {"," if options else ""} {options} {"," if span else ""} {span})
                {by}{"," if by and select else ""} {select}
         FROM {table} {f"GROUP BY {by}" if by else ""} {after} {emit}"""
@@ -210,7 +210,53 @@ EXPRESSIONS = """
     GROUP BY kind, language, window_end
     HAVING n > 5 ORDER BY n DESC LIMIT 4
     EMIT EVERY INTERVAL '1' HOUR"""
+OF_UNITS = {
+    "figures": (
+        (
+            "(SELECT user, window_start, COUNT(*) AS clicks, FIRST(page) AS page, "
+            f"SUM(price) AS spent FROM {EIGHT_HOURS} GROUP BY user, window_start "
+            "HAVING AVG(seconds) > 9)"
+        ),
+        "page, clicks",
+        "COUNT(*) AS n, AVG(spent, contribution_bounds_per_row => (0, 90)) AS spent",
+    ),
+    "sessions": (
+        (
+            "TUMBLE((SELECT user, session_start, COUNT(DISTINCT page) AS pages, "
+            "LAST(lang) AS lang, "
+            "TIMESTAMP_DIFF(session_end, session_start, MINUTE) AS minutes FROM SESSION(log, "
+            "DESCRIPTOR(ts), INTERVAL '90' MINUTE) GROUP BY user, session_start), "
+            "DESCRIPTOR(session_start), INTERVAL '8' HOUR)"
+        ),
+        "pages",
+        "COUNT(*) AS n, MEDIAN(minutes, contribution_bounds_per_row => (0, 480)) AS minutes",
+    ),
+    "first rows": (
+        (
+            f"(SELECT user, window_start, page, seconds FROM {EIGHT_HOURS} QUALIFY "
+            "ROW_NUMBER() OVER (PARTITION BY user, window_start ORDER BY seconds DESC, ts) <= 2)"
+        ),
+        "page",
+        "COUNT(*) AS n",
+    ),
+}
+"""FROM, keys and aggregates of queries that group the rows of each unit."""
+LATE = "arrival_column = seen, allowed_lateness = INTERVAL '1' HOUR"
 BOUNDS = "contribution_bounds_per_row => (0, 60)"
+
+
+def several_sets(by, options):
+    """A case of several sets of keys."""
+    statement = f"""
+    SELECT WITH DIFFERENTIAL_PRIVACY
+           OPTIONS (epsilon = 30, delta = 1e-3, privacy_unit_column = user,
+                    max_groups_contributed = 4, {options}, {RANGE})
+           page, lang, GROUPING(lang) AS of_page, COUNT(*) AS n, COUNT(DISTINCT user) AS users,
+           AVG(seconds, {BOUNDS}) AS mean
+    FROM {EIGHT_HOURS} GROUP BY window_start, {by} {HOURLY}"""
+    return Case(ask=lambda: [dps.sql(statement)])
+
+
 _TIMES = [START + timedelta(hours=h) for h in (1, 2, 3, 5, 8, 13, 21, 24)]
 SINK_QUERY = text(
     "COUNT(*) AS n, AVG(price, contribution_bounds_per_row => (0, 9)) AS p", keys="page, lang"
@@ -249,6 +295,16 @@ CASES = {
         "leaves => 64) AS quartiles, COUNT(*) AS n",
         "confidence = 0.9",
         groups=3,
+    ),
+    "quantile by choice": asked(
+        f"MEDIAN(seconds, {BOUNDS}) AS half, COUNT(*) AS n", groups=3, emit="", epsilon=24
+    ),
+    "without delta": asked(
+        f"PERCENTILE_CONT(seconds, 0.9, {BOUNDS}) AS p90, AVG(price, contribution_bounds_per_row "
+        "=> (0, 20)) AS mean",
+        "public_groups = ('/0', '/1'), max_rows_per_group = 2, report_bias = FALSE",
+        emit="",
+        delta=None,
     ),
     "histogram": asked(
         "HISTOGRAM(price, [0, 2.5, 10, 25]) AS prices", sink=JSONL, groups=2, epsilon=24
@@ -294,6 +350,12 @@ CASES = {
     "public pairs": asked(
         keys="page, lang", options="public_groups = (('/0', 'en'), ('/1', 'it'))"
     ),
+    "rollup": several_sets("ROLLUP (page, lang)", "max_rows_per_group = 2"),
+    "cube": several_sets(
+        "CUBE (page, lang)",
+        "grouping_set_weights = (3, 2, 1, 1), "
+        "public_groups = (('/0', 'en'), ('/0', 'it'), ('/1', 'en'), ('/1', 'it'))",
+    ),
     "no keys": asked(keys=""),
     "no keys, no windows": asked(keys="", table="log", window="", emit="", span=""),
     "pre-threshold": asked(options="min_privacy_units_per_group = 8"),
@@ -315,6 +377,11 @@ CASES = {
     "changes": asked(options="min_change = 1.5, nonnegative = TRUE"),
     "expressions": Case(ask=lambda: [dps.sql(EXPRESSIONS)]),
     "arithmetic": asked("100 * COUNTIF(seconds > 30) / COUNT(*) AS percent, 2 * COUNT(*) AS twice"),
+    # rows of each unit
+    **{
+        f"per unit, {name}": asked(select, LATE, keys=keys, table=table, emit="", epsilon=30)
+        for name, (table, keys, select) in OF_UNITS.items()
+    },
     # sources and sinks
     "csv to csv": asked(
         f"AVG(seconds, {BOUNDS}) AS mean", keys="page, lang", source=write_csv, sink=CSV

@@ -3,11 +3,13 @@
 import numpy as np
 import pyarrow as pa
 import pytest
+from scipy.stats import chisquare
 
 import dpstream as dps
 from dpstream.audit.query_samplers import run_plan
 from dpstream.group_by.cell_sums import CellSums, node_ids
 from dpstream.group_by.flow import Flow
+from dpstream.privacy.accounting.curves import choice_epsilon
 from dpstream.query.noise_plan import plan_query
 from dpstream.query.quantiles import Histogram, Quantile
 
@@ -153,6 +155,51 @@ def test_intervals_hold_the_truth_and_rank_errors_are_as_told():
     assert 0.7 * told < ranks.std() < 1.3 * told
 
 
+@pytest.mark.parametrize(
+    ("size", "leaves", "confidence"), [(1, 256, 0.95), (20, 256, 0.95), (20, 4096, 0.95)]
+)
+def test_intervals_hold_the_truth_in_small_groups(size, leaves, confidence):
+    """2,000 groups of few small values, where every level may err on the same side: at least
+    `confidence` hold them, false alarm 2e-8; as wide as for one normal number they would not."""
+    groups, rng = 2000, np.random.default_rng(14)
+    values = rng.uniform(0, 100 / leaves, groups * size)
+    tree = Quantile("q", q=0.5, leaves=leaves, mechanism="tree", **ABOUT)
+    facts = {"public_groups": list(range(groups)), "epsilon": 1 / size, "delta": 1e-6}
+    table = rows(values, np.repeat(np.arange(groups), size))
+    truth = np.sort(values.reshape(groups, size), axis=1)[:, (size - 1) // 2]
+    held = []
+    depth = tree.cells.depth
+    for asked in (confidence, 1 - depth * (1 - confidence) / 2):
+        (release,) = published(query(tree, confidence=asked, **facts), table)
+        release = release.sort_by("key")
+        low, high = (release[f"q_{end}"].to_numpy() for end in ("low", "high"))
+        held.append(((low <= truth) & (truth <= high)).mean())
+    least = confidence - Z * np.sqrt(confidence * (1 - confidence) / groups)
+    assert held[0] >= least, held
+    assert held[1] < least, held
+
+
+@pytest.mark.parametrize("delta", [0, 1e-3])
+def test_leaves_are_chosen_with_the_odds_that_are_told(delta):
+    """20,000 groups of five values: chi-square of the leaves of a 0.75 quantile against
+    exp(-epsilon d / (2 K max(p, 1 - p))) for each leaf's distance d in ranks, false alarm 1e-6; a
+    slope that is 20% off is seen. Without delta epsilon is the query's own."""
+    size, values = 20_000, [5.0, 15.0, 15.0, 25.0, 95.0]
+    made = Quantile("q", column="x", q=0.75, edges=range(0, 101, 10), mechanism="exponential")
+    asked = query(made, public_groups=list(range(size)), epsilon=2, delta=delta)
+    plan = plan_query(asked)
+    (release,) = published(asked, rows(np.tile(values, size), np.repeat(np.arange(size), 5)))
+    leaves = np.searchsorted(made.cells.edges[1:10], release["q"].to_numpy())
+    ranks = np.concatenate([[0], np.cumsum(np.bincount([0, 1, 1, 2, 9], minlength=10))])
+    away = np.maximum(np.maximum(ranks[:-1] - 3.75, 3.75 - ranks[1:]), 0)
+    epsilon = 2 if delta == 0 else float(choice_epsilon(plan.calibrated.mu_squared**0.5))
+    for slope in (1.0, 0.8, 1.25):
+        odds = np.exp(-away * epsilon / 1.5 * slope)
+        fits = chisquare(np.bincount(leaves, minlength=10), odds / odds.sum() * size).pvalue > 1e-6
+        assert fits == (slope == 1)
+    assert release["q_stddev"].null_count == size
+
+
 def test_buckets_and_other_groups_change_nothing():
     """The same bytes with any number of hash buckets."""
     rng = np.random.default_rng(5)
@@ -160,6 +207,7 @@ def test_buckets_and_other_groups_change_nothing():
     ts = rng.integers(0, 86_400, 3000)
     asked = query(
         Quantile("q", q=[0, 0.5], leaves=64, **ABOUT),
+        Quantile("c", q=[0.5, 0.9], mechanism="exponential", **ABOUT),
         Histogram("h", column="x", edges=[0, 20, 100]),
         every="6 hours",
         window=dps.Tumble("12 hours"),
@@ -175,7 +223,8 @@ def test_buckets_and_other_groups_change_nothing():
 
 def test_memory_of_a_key_is_what_is_told():
     """A group with one value has the nodes of its walks; one with many at most all nodes."""
-    asked = query(Quantile("q", q=0.5, leaves=64, **ABOUT), public_groups=list(range(500)))
+    tree = Quantile("q", q=0.5, leaves=64, mechanism="tree", **ABOUT)
+    asked = query(tree, public_groups=list(range(500)))
     told = dps.explain(asked).memory
     least, most = told["bytes_per_shown_group"], told["most_bytes_of_cells_per_group"]
     rng, held = np.random.default_rng(6), {}

@@ -146,6 +146,32 @@ OTHERS = {
         ),
     ),
     "keys alone": query_of(**_SHOWN, every="3 hours", window=Tumble("12 hours"), aggregates=()),
+    "sets of keys": query_of(
+        **_SHOWN | {"epsilon": 40},
+        every="3 hours",
+        window=Tumble("12 hours"),
+        keys=("key", "x"),
+        column_types={"x": "INT64"},
+        grouping_sets=(("key", "x"), ("key",), ()),
+        max_groups_contributed=3,
+        max_rows_per_group=2,
+        aggregates=(Count("n"), CountUnits("u")),
+    ),
+    "all sets of public keys": query_of(
+        **_SHOWN,
+        every="4 hours",
+        window=Tumble("12 hours"),
+        confidence=0.9,
+        keys=("key", "x"),
+        public_groups=[(f"k{k}", x) for k in range(1, 4) for x in (-1, 0, 3)],
+        grouping_sets=(("key", "x"), ("x",), ("key",), ()),
+        grouping_set_weights=(3, 1, 1, 2),
+        aggregates=(
+            Count("n"),
+            CountUnits("u"),
+            Avg("m", column="x", contribution_bounds_per_row=(0, 10)),
+        ),
+    ),
     "quantiles": query_of(
         **_SHOWN,
         window=Hop("8 hours", slide="4 hours"),
@@ -159,5 +185,28 @@ OTHERS = {
             Histogram("h", column="x", edges=[0, 4, 10]),
         ),
     ),
+    "quantiles by choice": query_of(
+        **_SHOWN,
+        window=Tumble("8 hours"),
+        every="4 hours",
+        max_rows_per_group=2,
+        aggregates=(
+            Quantile(
+                "q",
+                column="x",
+                q=[0.5, 0.9],
+                contribution_bounds_per_row=(0, 10),
+                mechanism="exponential",
+            ),
+        ),
+    ),
+    "without delta": query_of(
+        **{**_SHOWN, "delta": 0, "public_groups": ["k0", "k1", "k2"]},
+        window=Tumble("2 hours"),
+        aggregates=(
+            Count("n"),
+            Quantile("q", column="x", q=0.5, contribution_bounds_per_row=(0, 10)),
+        ),
+    ),
 }
-"""Other windows, the other strategy, totals of windows, and lists."""
+"""Other windows, the other strategy, totals of windows, lists, and several sets of keys."""

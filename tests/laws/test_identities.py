@@ -61,7 +61,7 @@ def sparse(monkeypatch):
     """`Spas` by another name, with other names for its own parameter and a method."""
     words = (
         (r"\bwarm_up\b", "settling"),
-        (r'"update settling"', '"update warm_up=settling"'),
+        (r'"update settling theta', '"update warm_up=settling theta'),
         (r"\bSpas\b", "Sparse"),
         (r"\bSpasState\b", "SparseState"),
     )

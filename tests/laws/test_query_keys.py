@@ -90,7 +90,8 @@ def rows_of(query, counts):
 
 def test_every_active_key_is_tested_at_every_trigger(monkeypatch):
     """Key by key, trigger by trigger, as a full scan of every key's noise path has it."""
-    query = query_of(window=Tumble("12 hours"), every="1 hour", epsilon=1, delta=0.1)
+    facts = {"every": "1 hour", "epsilon": 1, "delta": 0.1, "remember_keys": False}
+    query = query_of(window=Tumble("12 hours"), **facts)
     counts = growing(np.random.default_rng(4), query, 250)
     pays, pay = [], QuerySpend.pay
     monkeypatch.setattr(QuerySpend, "pay", lambda self, **k: (pays.append(k), pay(self, **k))[1])

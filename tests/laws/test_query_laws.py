@@ -8,6 +8,7 @@ import pytest
 
 from dpstream.connectors.testing import ListSink
 from dpstream.errors import NoiseReuse
+from dpstream.group_by import flow
 from dpstream.group_by.flow import Flow
 from dpstream.privacy.query_spend import QuerySpend
 from dpstream.query.aggregates import Sum
@@ -126,9 +127,12 @@ def test_many_restarts_of_one_run_give_the_same_tables(whole, tmp_path):
     assert same(sink.tables, whole)
 
 
-@pytest.mark.parametrize(("buckets", "threads"), [(1, 1), (3, 2), (16, 1)])
-def test_buckets_and_threads_do_not_change_what_is_published(whole, buckets, threads):
-    """Byte by byte."""
+@pytest.mark.parametrize(
+    ("buckets", "threads"), [(1, 1), (1, 16), (2, 3), (3, 2), (8, 1), (8, 8), (16, 1), (16, 16)]
+)
+def test_buckets_and_threads_do_not_change_what_is_published(whole, monkeypatch, buckets, threads):
+    """Byte by byte, and though every step is small enough for one thread."""
+    monkeypatch.setattr(flow, "FEW", 0)
     sink = ListSink()
     list(run_of(LATE, busy(), sink=sink, buckets=buckets, threads=threads))
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dpstream.errors import BudgetExceeded, InvalidParameter, LedgerError, NoiseReuse
-from dpstream.privacy.accounting.curves import pure_rho_above
+from dpstream.privacy.accounting.curves import pure_mu_above, pure_rho_above
 from dpstream.privacy.ledger.charges import Cells, Charge, Cover, Terms
 from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.spend import Spend
@@ -126,13 +126,15 @@ def test_draws_outside_their_cover_are_refused():
 
 
 def test_each_book_has_its_own_noise():
-    """Discrete Gaussians are not GDP, normals not zCDP books' business, pure noise not GDP."""
+    """Discrete Gaussians are not GDP, normals not for books of rho; pure noise pays its mu^2."""
     gdp, _ = new_spend(GDP)
     cover = gdp.cover(Fraction(1), last=3)
     with pytest.raises(InvalidParameter, match="mu_squared"):
         gaussian(gdp, cover)
-    with pytest.raises(InvalidParameter, match="GDP"):
-        gdp.laplace([1], sensitivity=Fraction(1), epsilon=Fraction(1), purpose="a")
+    gdp, ledger = new_spend(GDP)
+    gdp.laplace([1], sensitivity=Fraction(1), epsilon=Fraction(1, 2), purpose="a")
+    spent = Fraction(ledger.report()[0]["spent"])
+    assert pure_mu_above(Fraction(1, 2)) ** 2 <= spent < Fraction(2, 5)
     zcdp, _ = new_spend()
     with pytest.raises(InvalidParameter, match="rho"):
         zcdp.normals(3, purpose="z", cover=zcdp.cover(Fraction(1), last=3))

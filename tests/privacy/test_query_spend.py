@@ -19,7 +19,7 @@ from dpstream.privacy.state import MemoryWindowKeys, Secret, WindowKeys
 SECRET, RUN = Secret(bytes(range(100, 132))), bytes(range(16))
 ERROR = FloatError(xi=Fraction(1, 10**6), tau=Fraction(1, 10**18))
 PRICE = {
-    "mu_squared": Fraction(1, 4),
+    "amount": Fraction(1, 4),
     "delta_slack": Fraction(1, 10**10),
     "error": ERROR,
     "digest": "aa",
@@ -67,7 +67,7 @@ def test_nothing_is_drawn_before_the_ledger_and_the_log():
 def test_a_refused_charge_opens_no_stream():
     """Beyond the book's mu^2, tail or drift nothing can be drawn."""
     for beyond in (
-        {"mu_squared": Fraction(2)},
+        {"amount": Fraction(2)},
         {"delta_slack": Fraction(1, 10**9)},
         {"error": FloatError(xi=Fraction(1), tau=Fraction(0))},
         {"error": FloatError(xi=Fraction(0), tau=Fraction(1, 10**11))},  # times e^6
@@ -103,11 +103,11 @@ def test_a_run_keeps_its_plan():
     ledger.open("clicks", promise(epsilon=6, delta=1e-9))
     spend(ledger=ledger).pay(**PRICE)
     for other, error in (
-        ({"mu_squared": Fraction(1, 5)}, LedgerError),
+        ({"amount": Fraction(1, 5)}, LedgerError),
         ({"delta_slack": Fraction(1, 10**11)}, LedgerError),
         ({"digest": "bb"}, NoiseReuse),
         ({"digest": ""}, InvalidParameter),
-        ({"mu_squared": Fraction(0)}, InvalidParameter),
+        ({"amount": Fraction(0)}, InvalidParameter),
     ):
         with pytest.raises(error):
             spend(ledger=ledger).pay(**PRICE | other)

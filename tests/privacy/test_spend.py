@@ -87,6 +87,16 @@ def test_an_interval_pays_only_while_it_is_open():
         spend.laplace([7], purpose="t", interval=nobodys, **ONE)
 
 
+def test_a_book_of_gdp_has_no_intervals():
+    """Neither its own nor a copied one; nothing is charged."""
+    spend, ledger = new_spend("mu_squared")
+    theirs = Interval(purpose="svt", start=0, amount=F(1, 4), run="ab" * 16)
+    for ask in (lambda: spend.open_interval(F(1, 2)), lambda: spend.adopt(theirs)):
+        with pytest.raises(InvalidParameter, match="must be in a book of epsilon or rho"):
+            ask()
+    assert spent(ledger) == 0
+
+
 def test_what_another_run_paid_for_pays_for_nothing():
     """Intervals, covers and payments are tied to their run and to the ledger."""
     spend, _ = new_spend("rho")

@@ -112,7 +112,7 @@ def test_a_coarser_query_costs_twice_and_signed_columns_four_times():
         own, charged = plan.calibrated, plan.cost(BOOK)
         several = len(plan.query.measures) > 1
         factor = 2 + (2 * plan.shares[1] / own.mu_squared if several else 0)
-        assert float(charged["mu_squared"] / own.mu_squared) == pytest.approx(float(factor))
+        assert float(charged["amount"] / own.mu_squared) == pytest.approx(float(factor))
         assert charged["error"].xi == 2 * own.error.xi
         assert (charged["periods"].first, charged["periods"].last) == (19845, 19858)
 
@@ -126,7 +126,7 @@ def test_selection_is_paid_for_as_often_as_groups_are_reached():
     for query, factor in ((week, 2), (hours, 4)):
         plan = plan_query(query)
         assert plan.cost(BOOK)["delta_slack"] == factor * plan.delta_slack
-    ratio = plan.cost(BOOK)["mu_squared"] / plan.calibrated.mu_squared
+    ratio = plan.cost(BOOK)["amount"] / plan.calibrated.mu_squared
     assert ratio == 4
 
 
@@ -134,7 +134,7 @@ def test_a_book_for_ever_pays_for_every_period():
     """A daily query of two weeks costs a user fourteen times; one without end is refused."""
     forever = asked("forever").promise(epsilon=30, delta=1e-4)
     plan = plan_query(asked())
-    assert plan.cost(forever)["mu_squared"] == 14 * plan.calibrated.mu_squared
+    assert plan.cost(forever)["amount"] == 14 * plan.calibrated.mu_squared
     with pytest.raises(LedgerError, match="goes on without end"):
         book_share(asked(end=None), forever)
 

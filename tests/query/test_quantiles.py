@@ -1,5 +1,7 @@
 """Leaves, edges and ranks of quantiles, and what is refused."""
 
+from fractions import Fraction
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -7,7 +9,9 @@ from hypothesis import strategies as st
 
 import dpstream as dps
 from dpstream.errors import InvalidParameter
-from dpstream.privacy.sensitivity import group_by_change
+from dpstream.group_by.cell_sums import CellSums
+from dpstream.privacy.accounting.curves import choice_mu_above
+from dpstream.privacy.sensitivity import group_by_change, rank_change
 from dpstream.query.noise_plan import plan_query
 from dpstream.query.quantiles import FRACTION, Histogram, Quantile
 
@@ -83,7 +87,7 @@ def test_a_unit_moves_each_level_by_no_more_than_a_sum(each, groups, rows, seed)
     one leaf reach it."""
     rng = np.random.default_rng(seed)
     asked = query(
-        Quantile("q", q=0.5, leaves=8, **BOUNDS),
+        Quantile("q", q=0.5, leaves=8, mechanism="tree", **BOUNDS),
         max_groups_contributed=groups,
         max_rows_per_group=each,
         max_rows_contributed=rows,
@@ -107,9 +111,8 @@ def test_a_unit_moves_each_level_by_no_more_than_a_sum(each, groups, rows, seed)
 def test_levels_share_what_one_aggregate_is_given():
     """All columns together are the charge; a quantile of 12 levels costs no more than one of 2."""
     for leaves in (4, 4096):
-        plan = plan_query(
-            query(dps.Count("n"), Quantile("q", q=[0.1, 0.9], leaves=leaves, **BOUNDS))
-        )
+        tree = Quantile("q", q=[0.1, 0.9], leaves=leaves, mechanism="tree", **BOUNDS)
+        plan = plan_query(query(dps.Count("n"), tree))
         asked = plan.query
         first, depth = len(asked.measures), len(asked.levels)
         whole, levels = sum(plan.shares), sum(plan.shares[first : first + depth])
@@ -126,7 +129,89 @@ def test_quantiles_of_one_column_share_their_levels():
     assert len(query(pair[0], Quantile("c", q=0.5, leaves=4, **BOUNDS)).levels) == 10
 
 
+ONCE = {"public_groups": [1, 2], "keys": ("key",)}
+
+
+def kind_of(asked):
+    return type(plan_query(asked).query.aggregates[0]).__name__
+
+
+def test_a_lone_quantile_of_few_releases_is_chosen():
+    """By predicted error; never where an interval is asked for, or for the smallest value."""
+    median = Quantile("q", q=0.5, **BOUNDS)
+    day = {"time_column": "t", "start": "1970-01-01", "end": "1970-01-02"}
+    choice, tree = "ExponentialQuantile", "Quantile"
+    assert kind_of(query(median, **ONCE)) == choice
+    assert kind_of(query(median, keys=("key",))) == choice
+    assert kind_of(query(median, **ONCE, **day, every="6 hours")) == choice
+    assert kind_of(query(median, **ONCE, **day, every="15 minutes")) == tree
+    assert kind_of(query(median, **ONCE, confidence=0.9)) == tree
+    assert kind_of(query(Quantile("q", q=0, **BOUNDS), **ONCE)) == tree
+    assert kind_of(query(median.by("tree"), **ONCE)) == tree
+    many = Quantile("q", q=[n / 20 for n in range(1, 20)], **BOUNDS)
+    assert kind_of(query(many, **ONCE)) == tree
+    assert kind_of(query(many.by("exponential"), **ONCE)) == choice
+
+
+def test_a_choice_costs_what_it_is_given():
+    """Choices in all groups and at all releases come to its part of mu^2, and hardly less."""
+    day = {"time_column": "t", "start": "1970-01-01", "end": "1970-01-02", "every": "8 hours"}
+    asked = query(
+        Quantile("q", q=0.9, **BOUNDS), dps.Count("n"), max_rows_per_group=2, **ONCE, **day
+    )
+    plan = plan_query(asked)
+    (column,) = (n for n, c in enumerate(plan.columns) if getattr(c, "share", None) is not None)
+    epsilon = plan.window(3).slopes[column] * 2 * plan.sensitivities[column]
+    spent = 3 * 2 * choice_mu_above(epsilon) ** 2  # triggers x groups that can be reached
+    assert plan.sensitivities[column] == 2 * 9  # two rows of a unit, in tenths
+    assert 0.999 * plan.shares[column] < spent <= plan.shares[column]
+    assert sum(plan.shares) <= plan.calibrated.mu_squared
+
+
+@given(st.data())
+def test_a_unit_moves_the_odds_of_leaves_by_no_more_than_a_choice_costs(data):
+    """Exact odds of all leaves with and without K rows of a unit: their logarithms differ within an
+    interval of epsilon, for any rows of others; without the K they would not."""
+    count, each = 5, data.draw(st.integers(1, 3))
+    share = data.draw(st.sampled_from([Fraction(1, 2), Fraction(19, 20), Fraction(1, 3)]))
+    cells = Quantile("q", q=share, column="x", edges=range(count + 1)).by_choice.cells
+    leaves = st.integers(0, count - 1)
+    others = data.draw(st.lists(leaves, max_size=12))
+    unit = data.draw(st.lists(leaves, min_size=1, max_size=each))
+    group, which = np.array([[3, 4]], np.uint64), np.zeros(count, np.int64)
+    gaps = []
+    for rows in (others, others + unit):
+        sums = CellSums(cells)
+        known = np.array(rows, np.int64)
+        sums.add(np.repeat(group, len(rows), axis=0), known, np.arange(len(rows)))
+        gaps.append(sums.occupied(group).gaps(share, which, np.arange(count)))
+        ranks = np.concatenate([[0], np.cumsum(np.bincount(known, minlength=count))])
+        target = share * len(rows)
+        for leaf in range(count):
+            exact = max(ranks[leaf] - target, target - ranks[leaf + 1], 0)
+            assert gaps[-1][leaf] == exact * share.denominator
+    moved = gaps[1] - gaps[0]
+    most = rank_change(share, per_group=each)
+    assert np.abs(moved).max() <= most
+    assert gaps[0].min() == gaps[1].min() == 0
+
+
+def test_a_unit_may_move_the_odds_by_all_that_a_choice_costs():
+    """The bound is attained: one leaf gains what another loses."""
+    sums = CellSums(Quantile("q", q=0.5, column="x", edges=range(5)).by_choice.cells)
+    group, rows = np.array([[3, 4]], np.uint64), np.array([0] * 5 + [1] + [2] * 5 + [3])
+    found = []
+    for count in (11, 12):
+        sums = CellSums(sums.cells)
+        sums.add(np.repeat(group, count, axis=0), rows[:count], np.arange(count))
+        found.append(sums.occupied(group).gaps(Fraction(1, 2), np.zeros(4, int), np.arange(4)))
+    moved = found[1] - found[0]
+    assert moved.max() - moved.min() == 2 * rank_change(Fraction(1, 2), per_group=1)
+
+
 BAD = {
+    "must be one of auto, tree, exponential": {"mechanism": "median"},
+    "between 0 and 1, and 'q' asks": {"q": 1, "mechanism": "exponential"},
     "q of 'q' must lie between 0 and 1": {"q": 1.5},
     "q of 'q' must be a finite number": {"q": float("nan")},
     "q of 'q' must be a number": {"q": None},

@@ -11,6 +11,8 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
+import dpstream as dps
+from dpstream.serve.public_facts import QueryDescription
 from dpstream.serve.release_history import file_stream, order_threshold
 from dpstream.serve.release_segments import key_id
 from dpstream.session.pipeline import load_pipeline
@@ -239,7 +241,23 @@ def test_series_over_windows_take_the_newest_release_of_each(feed, pipeline):
         table.to_pylist()[1]["users"] for table in truth.values()
     ]
     assert line["points"][0]["held"] is False
+    starts = [f"{table.to_pylist()[1]['window_start']:%FT%T}" for table in truth.values()]
+    assert [point["start"].split("+")[0] for point in line["points"]] == starts
+    assert all(point["final"] for point in line["points"])
     assert [point["release_index"] for point in other["points"]] == [1, 2, 3]
+
+
+def test_figures_of_several_windows_are_told(feed):
+    """They share noise: a change between two of them has another margin than the page would say."""
+    query = dps.sql("""
+        SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 1, delta = 1e-9,
+            privacy_unit_column = user, max_groups_contributed = 1, start = '1970-01-01',
+            end = '1970-01-03') window_start, page, COUNT(*) AS n,
+            n - LAG(n) OVER (PARTITION BY page ORDER BY window_start) AS more
+        FROM TUMBLE(clicks, DESCRIPTOR(at), INTERVAL '1' DAY) GROUP BY page, window_start""")
+
+    assert QueryDescription(query=query).public["looks_back"]
+    assert not get(feed, "/api/queries/pages")["looks_back"]
 
 
 def test_windows_are_listed_newest_first(feed):

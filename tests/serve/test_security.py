@@ -10,6 +10,7 @@ from starlette.testclient import TestClient
 from dpstream.errors import InvalidParameter, SecretError
 from dpstream.serve import access
 from dpstream.serve.access import Token, bound_socket, check_binding, is_loopback, load_token
+from dpstream.serve.server import Settings
 from dpstream.serve.sides import HEADERS as SECURITY
 from dpstream.serve.sides import Parameter, Refusal
 from tests.support.pipelines import HEADERS, TOKEN, operator_side, public_side
@@ -47,6 +48,23 @@ def test_every_answer_has_the_security_headers(feed, method, path, status):
     assert "default-src 'none'" in policy
     assert "unsafe" not in policy
     assert "http" not in policy
+
+
+def test_pages_of_an_origin_that_is_named_may_frame_it(pipeline):
+    """And no others; whatever is no origin is refused before anything listens."""
+    side = public_side(pipeline, framed_by=("https://example.org", "https://example.com:8443"))
+    with TestClient(side.app()) as client:
+        headers = client.get("/").headers
+
+    policy = headers["content-security-policy"]
+    assert "frame-ancestors https://example.org https://example.com:8443" in policy
+    assert "x-frame-options" not in headers
+    others = dict(SECURITY)
+    del others["x-frame-options"], others["content-security-policy"]
+    assert {name: headers.get(name) for name in others} == others
+    for wrong in ("example.org", "https://example.org/path", "*", "https://a.b; script-src *"):
+        with pytest.raises(InvalidParameter, match="must be the origin of a page"):
+            Settings(framed_by=(wrong,)).check()
 
 
 def test_an_error_says_nothing_of_itself(public, monkeypatch, caplog):

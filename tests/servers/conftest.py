@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.servers import KafkaServer, NatsServer, PostgresServer
+from tests.support.servers import KafkaServer, NatsServer, PostgresServer, RegistryServer
 
 PASSWORD = "planted-Xk7qv9-password"
 
@@ -37,6 +37,11 @@ def nats_server(place):
 @pytest.fixture(scope="session")
 def kafka_server(place):
     yield from running(KafkaServer(place / "kafka", password=PASSWORD))
+
+
+@pytest.fixture(scope="session")
+def registry(place):
+    yield from running(RegistryServer(place / "registry"))
 
 
 @pytest.fixture

@@ -7,6 +7,8 @@ import json
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
+from tests.support.processes import until
+
 _NAMES = itertools.count()
 
 
@@ -20,6 +22,7 @@ def make_topic(kafka, partitions=2, **config):
     """A topic that no other test has."""
     name = f"topic-{next(_NAMES)}"
     admin(kafka).create_topics([NewTopic(name, partitions, config=config)])[name].result(30)
+    until(lambda: name in admin(kafka).list_topics(timeout=30).topics)  # a broker learns it later
     return name
 
 

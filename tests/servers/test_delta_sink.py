@@ -13,7 +13,7 @@ from deltalake import DeltaTable
 
 from dpstream.connectors.delta import DeltaSink
 from dpstream.connectors.registry import open_sink
-from dpstream.connectors.testing import SinkSuite
+from dpstream.connectors.testing import SinkSuite, UpsertSinkSuite
 from dpstream.connectors.testing.suites import release, rows_seen
 from dpstream.errors import MissingDependency, StateError
 from tests.connectors.test_sinks import RELEASE
@@ -37,6 +37,18 @@ def rows_of(place, query):
 
 
 class TestDeltaSink(SinkSuite):
+    @pytest.fixture(autouse=True)
+    def _place(self, tmp_path):
+        self.place = tmp_path / "out"
+
+    def open(self):
+        return open_sink(f"delta:{self.place}/")
+
+    def visible_rows(self, query):
+        return rows_of(self.place, query)
+
+
+class TestDeltaUpserts(UpsertSinkSuite):
     @pytest.fixture(autouse=True)
     def _place(self, tmp_path):
         self.place = tmp_path / "out"

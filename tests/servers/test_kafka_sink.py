@@ -2,13 +2,16 @@
 
 import json
 import signal
+from contextlib import closing
 
 import pytest
 from confluent_kafka import Producer
 
+from dpstream.connectors.encode import release_facts
 from dpstream.connectors.kafka.sink import KafkaSink
 from dpstream.connectors.registry import open_sink
-from dpstream.connectors.testing import ServerSinkSuite
+from dpstream.connectors.shared import UpsertSink, tell_keys
+from dpstream.connectors.testing import ServerSinkSuite, UpsertSinkSuite
 from dpstream.connectors.testing.suites import release, rows_seen
 from dpstream.errors import InvalidInput, StateError
 from tests.servers import kafka_tools as tools
@@ -28,7 +31,9 @@ def break_off(uri, query, window, trigger, rows):
             kill_this_process()
 
     KafkaSink._send = sent
-    open_sink(uri).write(query, window, trigger, release(query, window, trigger, rows=rows))
+    sink = open_sink(uri)
+    tell_keys(sink, query, ["page"])
+    sink.write(query, window, trigger, release(query, window, trigger, rows=rows))
 
 
 class TestKafkaSink(ServerSinkSuite):
@@ -56,6 +61,62 @@ class TestKafkaSink(ServerSinkSuite):
 
     def away(self):
         return self.kafka.away()
+
+
+def as_table(kafka, topic):
+    """What a compacted topic says to who reads it to its end: the newest value of each key."""
+    rows = {key: value for key, value, _ in tools.committed(kafka, topic)}
+    return {
+        query: [json.loads(v) for k, v in rows.items() if v and json.loads(k)["query"] == query]
+        for query in {json.loads(key)["query"] for key in rows}
+    }
+
+
+class TestKafkaUpserts(UpsertSinkSuite):
+    @pytest.fixture(autouse=True)
+    def _topic(self, kafka):
+        self.kafka = kafka
+        self.topic = tools.make_topic(kafka, 2, **{"cleanup.policy": "compact"})
+        self.uri = f"kafka://{kafka.address}/{self.topic}"
+
+    def open(self):
+        return open_sink(self.uri)
+
+    def visible_rows(self, query):
+        rows = as_table(self.kafka, self.topic)[query]
+        return sorted((row["page"], row["count"]) for row in rows)
+
+    def test_killed_in_a_transaction(self):
+        """Tombstones and rows come together; the next process deletes what is still there."""
+        self.publish(release("a", 0, 1, rows=5))
+        arguments = (f"upsert:{self.uri}", "a", 0, 2, 2)
+        assert run_in_new_process(break_off, *arguments) == -signal.SIGKILL
+        assert self.visible_rows("a") == rows_seen(release("a", 0, 1, rows=5))
+        self.publish(release("a", 0, 2, rows=2), release("a", 0, 3, rows=1))
+        assert self.visible_rows("a") == rows_seen(release("a", 0, 3, rows=1))
+        sent = tools.committed(self.kafka, self.topic)
+        assert sum(value is None for _, value, _ in sent) == 3 + 1
+
+    def test_windows_that_are_over_take_no_memory(self):
+        """Another process holds the keys of the open ones alone, and deletes them as ever."""
+        last = release("a", 0, 2, rows=4)
+        facts = release_facts(last) | {"releases": 2}
+        last = last.replace_schema_metadata({"dpstream": json.dumps(facts)})
+        self.publish(release("a", 0, 1, rows=5), last, release("a", 1, 1, rows=5))
+        with closing(UpsertSink(self.open())) as sink:
+            sink.tell_keys("a", ["page"])
+            for table in (last, release("a", 1, 2, rows=2)):
+                facts = release_facts(table)
+                sink.write("a", facts["window"], facts["release_index"], table)
+            assert {w: len(keys) for w, keys in sink._sink._shown["a"].items()} == {1: 2}
+        assert self.visible_rows("a") == rows_seen(last, release("a", 1, 2, rows=2))
+
+    def test_a_topic_that_keeps_every_message(self):
+        """It would never forget what was replaced; retention would remove what was not."""
+        self.topic = tools.make_topic(self.kafka, 1)
+        self.uri = f"kafka://{self.kafka.address}/{self.topic}"
+        with pytest.raises(InvalidInput, match=r"cleanup\.policy=delete; set it to compact"):
+            self.publish(release("a", 0, 1))
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import signal
+import time
 from contextlib import closing
 from datetime import timedelta
 from fractions import Fraction
@@ -221,6 +222,55 @@ def test_processes_share_the_last_of_a_budget(uri):
     assert sum(taken) == 16 == len(charged(uri))
     with closing(Ledger(uri)) as ledger:
         assert ledger.left("flu") == 0
+
+
+@pytest.mark.parametrize("how", ["pg_terminate_backend", "pg_cancel_backend", "serialisation"])
+def test_writers_that_are_cut_off_all_the_time_charge_what_they_say(postgres, uri, tmp_path, how):
+    """Two of them, until the book is full: what each was told is in it once, and nothing else.
+
+    Sessions are ended or statements cancelled at any moment; or somebody writes beside the lock, so
+    that a commit fails as 40001, and what is there is looked at again.
+    """
+    opened(uri).close()
+    amount = Fraction(1, 64)
+
+    def spend(worker):
+        said = []
+        with closing(Ledger(f"{uri}&patience=60")) as ledger:
+            for step in range(65):
+                try:
+                    said.append(ledger.charge("flu", charge(step, amount, run=f"{worker:032x}")))
+                except BudgetExceeded:
+                    break
+        (tmp_path / str(worker)).write_text(json.dumps(said))
+
+    pids = [start_fork(lambda worker=worker: spend(worker)) for worker in range(2)]
+    over = os.WEXITED | os.WNOHANG | os.WNOWAIT
+    strike = (
+        f"SELECT count({how}(pid)) FROM pg_stat_activity "
+        f"WHERE pid <> pg_backend_pid() AND query LIKE '%{schema_of(uri)}%'"
+    )
+    if how == "serialisation":
+        strike = f"WITH it AS (UPDATE {schema_of(uri)}.ledger_head SET base = base RETURNING 1) "
+        strike += "SELECT count(*) FROM it"
+    struck, left = 0, set(pids)
+    with psycopg.connect(postgres.address, autocommit=True) as connection:
+        while left:
+            struck += connection.execute(strike).fetchone()[0]
+            time.sleep(0.01)  # a charge takes longer
+            left = {pid for pid in left if not os.waitid(os.P_PID, pid, over)}
+    assert [exit_status(pid) for pid in pids] == [0, 0]
+    said = [json.loads((tmp_path / str(worker)).read_text()) for worker in range(2)]
+
+    assert struck
+    assert sum(map(len, said)) == 64
+    assert all(map(all, said))
+    with closing(Ledger(uri)) as ledger:
+        assert ledger.left("flu") == 0
+        found = [(r["run"], r["step"]) for r in ledger.history() if "amount" in r]
+    assert sorted(found) == sorted(
+        (f"{worker:032x}", step) for worker, one in enumerate(said) for step in range(len(one))
+    )
 
 
 def test_a_paused_writer_is_fenced_out(uri, monkeypatch):

@@ -9,7 +9,8 @@ import pytest
 
 from dpstream.connectors.database import DatabaseSink
 from dpstream.connectors.registry import open_sink
-from dpstream.connectors.testing import ServerSinkSuite
+from dpstream.connectors.shared import tell_keys
+from dpstream.connectors.testing import ServerSinkSuite, UpsertSinkSuite
 from dpstream.connectors.testing.suites import release, rows_seen
 from dpstream.errors import InvalidInput, ServerUnreachable, StateError
 from tests.connectors.test_sinks import NOON, RELEASE
@@ -22,7 +23,9 @@ pytestmark = pytest.mark.servers
 def break_off(uri, query, window, trigger, rows):
     """Write a release; killed when its rows are sent and their transaction is not committed."""
     DatabaseSink.mark_done = kill_this_process
-    open_sink(uri).write(query, window, trigger, release(query, window, trigger, rows=rows))
+    sink = open_sink(uri)
+    tell_keys(sink, query, ["page"])
+    sink.write(query, window, trigger, release(query, window, trigger, rows=rows))
 
 
 @pytest.fixture
@@ -61,6 +64,25 @@ class TestPostgresSink(ServerSinkSuite):
 
     def away(self):
         return self.postgres.away()
+
+
+class TestPostgresUpserts(UpsertSinkSuite):
+    @pytest.fixture(autouse=True)
+    def _schema(self, postgres, schema):
+        self.postgres, self.schema = postgres, schema
+
+    open = TestPostgresSink.open
+    visible_rows = TestPostgresSink.visible_rows
+    uri = property(lambda self: f"{self.postgres.address}?schema={self.schema}")
+
+    def test_killed_beside_the_commit(self):
+        """The rows before stay until the newer ones are there, all at once."""
+        self.publish(release("a", 0, 1, rows=5))
+        arguments = (f"upsert:{self.uri}", "a", 0, 2, 2)
+        assert run_in_new_process(break_off, *arguments) == -signal.SIGKILL
+        assert self.visible_rows("a") == rows_seen(release("a", 0, 1, rows=5))
+        self.publish(release("a", 0, 2, rows=2))
+        assert self.visible_rows("a") == rows_seen(release("a", 0, 2, rows=2))
 
 
 def test_two_that_want_to_make_the_schema(postgres, schema):

@@ -9,8 +9,12 @@ import pytest
 
 import dpstream as dps
 from dpstream.cli import main
+from dpstream.engines.clock import SystemClock
 from dpstream.privacy.ledger.ledger import Ledger
+from dpstream.privacy.state.run_directory import read_about
 from dpstream.session.pipeline import load_pipeline
+from tests.cli import test_apply
+from tests.cli.test_apply import DAY, FIRST, HOUR
 from tests.servers.conftest import PASSWORD
 from tests.servers.test_postgres_ledger import ask, new_uri, schema_of
 from tests.support import runs
@@ -200,3 +204,51 @@ def test_spark(postgres, tmp_path):
 def charged_amounts(uri):
     with closing(Ledger(uri)) as ledger:
         return [record["amount"] for record in ledger.history() if "amount" in record]
+
+
+def test_states_follow_a_ledger_that_was_moved(postgres, command, tmp_path, monkeypatch):
+    """A change that is due is carried out; apply, gc, inspect, verify and backup find the book.
+
+    The state of the run that was ended was never opened again: it names the file to the end.
+    """
+    uri, path = new_uri(postgres), tmp_path / "pipeline.toml"
+    test_apply.rows(tmp_path)
+    for epsilon in ("3.5", "3.4"):
+        test_apply.write(tmp_path, old=test_apply.asked(epsilon), kept=test_apply.asked("0.5"))
+        if epsilon == "3.5":
+            test_apply.go(path, FIRST, FIRST + 15 * HOUR)
+    monkeypatch.setattr(SystemClock, "now", lambda self: FIRST + 15 * HOUR)
+    assert command("apply", "pipeline.toml", "--yes")[0] == 0
+    test_apply.go(path, FIRST + 15 * HOUR, FIRST + DAY)  # published, and not ended yet
+    assert not test_apply.spent(tmp_path)["old"]["ended"]
+    assert command("ledger", "move", "book", uri, "--because", "two hosts")[0] == 0
+    code, _, said = command("apply", "pipeline.toml", "--yes")
+    assert (code, "name that one" in said) == (4, True), said
+    path.write_text(path.read_text().replace('"book"', f'"{uri}"'))
+    code, out, said = command("apply", "pipeline.toml", "--yes")
+    assert (code, "changed   old (in state and sinks: old_2)" in out) == (0, True), said
+    test_apply.go(path, FIRST + DAY, FIRST + 2 * DAY)
+
+    assert [test_apply.windows(tmp_path, name) for name in ("old", "old_2", "kept")] == [4, 4, 8]
+    assert "nothing is to be changed" in command("apply", "pipeline.toml", "--yes")[2]
+    with closing(Ledger(uri)) as ledger:
+        (book,) = ledger.report()
+    lines = {line["query"]: line for line in book["spent_on"]}
+    assert {name: line["ended"] for name, line in lines.items()} == {
+        "old": True,
+        "old_2": False,
+        "kept": False,
+    }
+    assert str(read_about(tmp_path / "state" / "old")["ledger place"]) == str(tmp_path / "book")
+    code, out, said = command("state", "inspect", "state", "--json")
+    assert code == 0, said
+    assert {run["ledger"]["path"] for run in json.loads(out)["runs"]} == {uri}
+    code, out, said = command("state", "verify", "state")
+    assert code == 0, out + said
+    assert command("state", "backup", "state", "copy")[0] == 0
+    code, out, said = command("state", "gc", "state", "--json")
+    assert (code, [one["what"] for one in json.loads(out)["waste"]]) == (0, ["ended run"]), said
+    (tmp_path / "book").unlink()  # though its words were to keep it
+    assert command("apply", "pipeline.toml", "--yes")[0] == 0
+    assert command("state", "gc", "pipeline.toml", "--yes")[0] == 0
+    assert not (tmp_path / "state" / "old").exists()

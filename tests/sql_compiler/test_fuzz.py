@@ -184,6 +184,15 @@ def built(rng):
     text += f" FROM {source}"
     text += f" WHERE {expression(rng)}" if rng.random() < 0.5 else ""
     listed = "ALL" if rng.random() < 0.1 else ", ".join(groups)
+    if len(keys) == 2 and rng.random() < 0.1:
+        sets = ["ROLLUP (k0, k1)", "CUBE (k0, k1)", "GROUPING SETS ((k1), (k0, k1), ())"]
+        listed = ", ".join([*groups[2:], rng.choice(sets)])
+        items_of_set = [
+            f"GROUPING({rng.choice(NAMES)}) AS g",
+            "GROUPING_ID(k0, k1) AS g",
+            "k1 AS g",
+        ]
+        text = text.replace(" FROM ", f", {rng.choice(items_of_set)} FROM ", 1)
     text += f" GROUP BY {listed}" if groups else ""
     text += f" HAVING {rng.choice(['a0 > 5', expression(rng)])}" if rng.random() < 0.2 else ""
     text += " ORDER BY a0 DESC LIMIT 3" if rng.random() < 0.2 else ""
@@ -315,7 +324,7 @@ def test_random_selects_around_queries_compute():
     """Whatever is published, in several windows: the columns that were told, and no traceback."""
     rng, done, back = Dice(6), 0, 0
     rows = ODD.append_column("k0", ODD["page"]).append_column("k1", ODD["lang"].cast(pa.string()))
-    for _ in range(part_of(2_000)):
+    for _ in range(part_of(2_500)):
         query = outcome(wrapped(rng))
         if query is None or query.finish is None or not {*query.keys} <= {"k0", "k1"}:
             continue
@@ -374,6 +383,9 @@ def release_of(query, rows):
     names = [name for name in query.answer_columns if name != "held"]
     times = pa.array([0] * len(rows), pa.timestamp("us", tz="UTC"))
     columns = {name: rows[name] for name in query.keys} | dict.fromkeys(names, odd)
+    if getattr(query, "grouping_sets", ()):
+        columns["grouping_id"] = pa.array(query.grouping_ids[[0] * len(rows)])
+        columns["not_shown"] = pa.array([True] * len(rows), pa.bool_())
     columns |= dict.fromkeys(("window_start", "window_end", "trigger_time"), times)
     return pa.table(columns | {"held": pa.array([True] * len(rows), pa.bool_()),
                                "release_index": pa.array([1] * len(rows), pa.int64())})  # fmt: skip

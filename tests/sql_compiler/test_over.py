@@ -121,7 +121,7 @@ def test_a_share_is_off_by_its_error_bar():
         (("page, SUM(RANK() OVER (ORDER BY page), contribution_bounds_per_row => (0, 1)) AS n "
          "FROM log GROUP BY page"), "rows of several units"),
         (("page, COUNT(*) AS n FROM (SELECT user_id, LAG(a) OVER (ORDER BY ts) AS page FROM log) "
-         "GROUP BY page"), "rows of several units"),
+         "GROUP BY page"), "is not known in a subquery per unit"),
         ("page, COUNT(*) AS n, SUM(seconds) OVER () AS s FROM log GROUP BY page", "not published"),
         ("page, COUNT(*) AS n FROM log GROUP BY page QUALIFY user_id > 3", "not published"),
         ("page, COUNT(*) AS n, RANK() OVER (ORDER BY 1) AS r FROM log GROUP BY page", "no column"),

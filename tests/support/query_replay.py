@@ -22,6 +22,7 @@ from dpstream.group_by.bounding import KeepMask
 from dpstream.group_by.flow import BoundedRows, Flow
 from dpstream.group_by.key_selection import Mask, Passes
 from dpstream.group_by.perturb import NoisySums
+from dpstream.group_by.remembered_keys import Known, RememberedKeys
 from dpstream.privacy.query_spend import NoiseStream, NoiseStreams, QuerySpend
 from dpstream.query.noise_plan import NoisePlan
 from dpstream.query.schedule import DueRelease
@@ -51,6 +52,8 @@ class Recording:
     totals: dict[int, dict[int, Integers]] = field(default_factory=dict)
     """What each step added to each window's totals."""
     ends: Ends = field(default_factory=dict)
+    begins: dict[int, tuple[Any, ...]] = field(default_factory=dict)
+    """What each window remembers when it begins, where keys are remembered."""
     tables: list[tuple[Any, ...]] = field(default_factory=list)
     """(step, window, release, releases, columns) of every table, in order."""
     draws: Counter[tuple[Any, ...]] = field(default_factory=Counter)
@@ -58,6 +61,8 @@ class Recording:
     published: dict[tuple[int, int], dict[bytes, tuple[Any, ...]]] = field(default_factory=dict)
     """By (window, release): each group shown, since when, and its noisy sums."""
 
+    sets: dict[bytes, int] = field(default_factory=dict)
+    """Of each group which of several sets of keys it is of."""
     keys: dict[Group, set[str]] = field(default_factory=dict)
     """What the key columns of each group shown read."""
 
@@ -71,11 +76,12 @@ class Recording:
 
 
 def record_query(
-    plan: NoisePlan, table: pa.Table, *, frozen: Ends | None = None, **options: Any
+    plan: NoisePlan, table: pa.Table, *, frozen: Recording | None = None, **options: Any
 ) -> Recording:
     """Run a query over a table, as `run_plan` does, and record what it computes.
 
-    `frozen`: rounds end where they did in another run, as if the same had been published.
+    `frozen`: rounds end where they did in another run, and windows remember what they did there, as
+    if the same had been published.
     """
     recording = Recording()
     flow = partial(_RecordingFlow, recording=recording, frozen=frozen)
@@ -89,9 +95,14 @@ def record_query(
 class _RecordingFlow(Flow):
     """A Flow that records what its stages return."""
 
-    def __init__(self, *args: Any, recording: Recording, frozen: Ends | None, **facts: Any) -> None:
+    def __init__(
+        self, *args: Any, recording: Recording, frozen: Recording | None, **facts: Any
+    ) -> None:
         super().__init__(*args, **facts)
         self._recording, self._frozen = recording, frozen
+        if self.remembered is not None:
+            self.remembered = _RecordedKeys(most=self.remembered.most)
+            self.remembered.recording, self.remembered.frozen = recording, frozen
         self._before: dict[Group, Integers] = {}
 
     def bound(self, window: int, period: int, rows: Rows) -> KeepMask:
@@ -103,6 +114,16 @@ class _RecordingFlow(Flow):
             if verdict:
                 self._recording.kept[unit, step, window, group, digest, verdict] += 1
         return keep_mask
+
+    def in_every_set(self, window: int, rows: Rows, keep_mask: KeepMask) -> tuple[Rows, KeepMask]:
+        rows, marks = super().in_every_set(window, rows, keep_mask)
+        sets = self.query.sets_of(rows.keys)
+        for i, verdict in enumerate(marks.tolist()):
+            group, digest = rows.groups[i].tobytes(), rows.digests[i].tobytes()
+            place = (rows.units[i].tobytes(), int(rows.steps[i]), window)
+            self._recording.kept[*place, group, digest, ("in a set", verdict)] += 1
+            self._recording.sets[group] = int(sets[i])
+        return rows, marks
 
     def aggregate(self, window: int, rows: Rows, keep_mask: KeepMask) -> None:
         super().aggregate(window, rows, keep_mask)
@@ -153,7 +174,7 @@ class _RecordingFlow(Flow):
         def choose(ids: Words, noisy: Integers, threshold: int) -> Mask:
             passing = usual(ids, noisy, threshold)
             if self._frozen is not None:
-                known = self._frozen.get(place, set())
+                known = self._frozen.ends.get(place, set())
                 passing = np.array([one.tobytes() in known for one in ids], bool)
             ends.update(one.tobytes() for one in ids[passing])
             return passing
@@ -173,6 +194,21 @@ class _RecordingFlow(Flow):
                 read = self._recording.keys.setdefault((due.window, one.tobytes()), set())
                 read.add(repr(keys))
         return noisy
+
+
+class _RecordedKeys(RememberedKeys):
+    """Remembers what another run did, where there is one."""
+
+    recording: Recording
+    frozen: Recording | None
+
+    def begin(self, windows: Iterable[int]) -> tuple[dict[int, Known], dict[int, bytes]]:
+        windows = [*windows]
+        for window in windows:  # those that begin together remember the same
+            if self.frozen is not None:
+                self.ids, self.keys, self.sizes, self.missed = self.frozen.begins[window]
+            self.recording.begins[window] = (self.ids, self.keys, self.sizes, self.missed)
+        return super().begin(windows)
 
 
 def _round(sums: Integers) -> int:
@@ -237,8 +273,8 @@ def replay_units(
     replays = []
     for unit in units:
         without = table.filter(pa.array([not gone for gone in unit], pa.bool_()))
-        less = record_query(plan, without, **options)
-        more = whole or record_query(plan, table, **options, frozen=less.ends)
+        less = record_query(plan, without, **options, frozen=whole)
+        more = whole or record_query(plan, table, **options, frozen=less)
         replays.append(compare(plan, more, less))
     return replays
 
@@ -288,16 +324,22 @@ def _changes(
 ) -> tuple[tuple[float, ...], list[str]]:
     """Per measure: L2 over groups of the sum over steps of what changed, against the plan."""
     faults, squares = [], [0] * len(plan.sensitivities)
-    count = len(plan.query.measures)
+    count, sets = len(plan.query.measures), more.sets | less.sets
+    totals_from = len(plan.columns) - len(plan.query.totals)
     for group in more.sums.keys() | less.sums.keys():
         moved = _moved(more.sums.get(group, {}), less.sums.get(group, {}), count)
         if moved.any() and group[:2] not in touched:
             faults.append(f"window {group[0]}: the sums of another group move by {moved.tolist()}")
-        squares[:count] = (s + int(by) ** 2 for s, by in zip(squares, moved, strict=False))
+        first = count * sets.get(group[1], 0)
+        mine = squares[first : first + count]
+        squares[first : first + count] = (
+            s + int(by) ** 2 for s, by in zip(mine, moved, strict=False)
+        )
     for window in more.totals.keys() | less.totals.keys():
         totals = more.totals.get(window, {}), less.totals.get(window, {})
         moved = _moved(*totals, len(plan.query.totals))
-        squares[count:] = (s + int(by) ** 2 for s, by in zip(squares[count:], moved, strict=True))
+        so_far = zip(squares[totals_from:], moved, strict=True)
+        squares[totals_from:] = (s + int(by) ** 2 for s, by in so_far)
     for measure, square, bound in zip(plan.columns, squares, plan.sensitivities, strict=True):
         if square > bound**2:
             faults.append(f"{measure.name!r} moves by {square**0.5}, its sensitivity is {bound}")

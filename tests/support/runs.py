@@ -67,6 +67,44 @@ LOOKING_BACK = dps.sql(
 )
 """9 steps, 4 windows, each beside the ones before it."""
 
+_OF_UNITS = """WITH DIFFERENTIAL_PRIVACY
+         OPTIONS (epsilon = 20, delta = 1e-5, privacy_unit_column = user, time_unit = 's',
+                  arrival_column = came, start = '1970-01-01', end = '1970-01-01T08:00',
+                  allowed_lateness = INTERVAL '1' HOUR, max_groups_contributed = 4,
+                  max_rows_per_group = 1)"""
+PER_UNIT = {
+    "figures": dps.sql(
+        f"""SELECT {_OF_UNITS} n, first, COUNT(*) AS users, window_start,
+              SUM(spent, contribution_bounds_per_row => (0, 200)) AS spent
+            FROM (SELECT user, window_start, COUNT(*) AS n, FIRST(page) AS first,
+                         SUM(seconds) / 3 AS spent
+                  FROM TUMBLE(log, DESCRIPTOR(at), INTERVAL '2' HOUR)
+                  GROUP BY user, window_start HAVING COUNT(DISTINCT page) < 4)
+            GROUP BY window_start, n, first""",
+        name="clicks",
+    ),
+    "sessions": dps.sql(
+        f"""SELECT {_OF_UNITS} rows_, window_start, COUNT(*) AS sessions,
+              MEDIAN(seconds, contribution_bounds_per_row => (0, 7200)) AS length
+            FROM TUMBLE((SELECT user, session_start, COUNT(*) AS rows_,
+                                TIMESTAMP_DIFF(session_end, session_start, SECOND) AS seconds
+                         FROM SESSION(log, DESCRIPTOR(at), INTERVAL '20' MINUTE)
+                         GROUP BY user, session_start, session_end),
+                        DESCRIPTOR(session_start), INTERVAL '2' HOUR)
+            GROUP BY window_start, rows_""",
+        name="clicks",
+    ),
+    "first rows": dps.sql(
+        f"""SELECT {_OF_UNITS} page, window_start, COUNT(DISTINCT user) AS users
+            FROM (SELECT user, window_start, page FROM TUMBLE(log, DESCRIPTOR(at),
+                         INTERVAL '2' HOUR) WHERE seconds > 3
+                  QUALIFY ROW_NUMBER() OVER (PARTITION BY user, window_start ORDER BY at) = 1)
+            GROUP BY window_start, page""",
+        name="clicks",
+    ),
+}
+"""4 steps, 4 windows that overlap by an hour of lateness: rows wait while others are published."""
+
 
 def table(rows=600, seed=1):
     """Rows in no order; some come too late, some users pass the bounds."""

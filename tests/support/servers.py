@@ -17,6 +17,7 @@ import socket
 import subprocess
 import tempfile
 import time
+import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
@@ -227,6 +228,42 @@ class NatsServer(Server):
     def command(self) -> Sequence[str | Path]:
         """On loopback alone."""
         return [_program("nats-server") or "nats-server", "-c", self.folder / "nats.conf"]
+
+
+class RegistryServer(Server):
+    """Apicurio's registry of schemas, in memory, with Confluent's interface."""
+
+    name = "Apicurio Registry"
+
+    @staticmethod
+    def absent() -> str | None:
+        """It needs Java and its jars."""
+        if shutil.which("java") is None:
+            return "no program java on PATH; install a Java 17"
+        found = _registry_jar() is not None
+        return None if found else "no Apicurio Registry in .cache/apicurio; run .ci/servers"
+
+    @property
+    def address(self) -> str:
+        """Where clients of Confluent's registry find it."""
+        return f"http://127.0.0.1:{self.port}/apis/ccompat/v7"
+
+    def answers(self) -> bool:
+        """It listens before it is ready."""
+        try:
+            with urllib.request.urlopen(f"{self.address}/subjects", timeout=5) as answer:
+                return bool(answer.status == 200)
+        except OSError:
+            return False
+
+    def command(self) -> Sequence[str | Path]:
+        """On loopback alone."""
+        where = ("-Dquarkus.http.host=127.0.0.1", f"-Dquarkus.http.port={self.port}")
+        return ["java", *_JAVA, *where, "-jar", _registry_jar() or "registry.jar"]
+
+
+def _registry_jar() -> Path | None:
+    return next(Path(".cache/apicurio").resolve().glob("*-runner.jar"), None)
 
 
 def free_port() -> int:

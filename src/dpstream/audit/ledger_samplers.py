@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Generator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import islice
@@ -46,6 +46,7 @@ from dpstream.connectors.memory import TableSource
 from dpstream.engines.embedded.embedded_engine import LocalRun
 from dpstream.engines.embedded.series_run import SeriesRun
 from dpstream.engines.query_run import AnyQuery, EngineOptions
+from dpstream.errors import LedgerError
 from dpstream.mechanisms.base import Mechanism
 from dpstream.mechanisms.release import bounded_counts
 from dpstream.mechanisms.runner import Runner
@@ -55,6 +56,7 @@ from dpstream.query.noise_plan import plan_query
 from dpstream.query.query import Query
 from dpstream.query.series_query import SeriesQuery
 from dpstream.records import Reals
+from dpstream.session.change_plan import hold_place
 from dpstream.session.start import run, run_all
 
 DATASET = "audit"
@@ -141,6 +143,56 @@ class SucceedingQuery(RestartedQuery):
         with closing(running):
             for table in islice(running, 1):
                 yield values_by_run(table, self.columns, runs=at.runs, groups=at.groups)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplacedQuery(RestartedQuery):
+    """A GROUP BY that is to end with the period of its first table, as `dpstream apply` has it.
+
+    The place of the next one is held from there on, and taken by it. Started again it goes on for
+    as long as it is let, and shows all that it draws.
+    """
+
+    number: int
+    """Which one it is, from 0; its first period, too."""
+    kills: tuple[int, ...] = (1,)
+    ledger_class: type[Ledger] = Ledger
+
+    def begin(self, at: RunContext, start: int) -> Tables:
+        """One table, and then the next one's place is held; or all, until the ledger refuses."""
+        with closing(self.ledger_class(at.ledger)) as ledger:
+            holder = _holder(at, self.number) if self.number else ""
+            running = run(
+                self.query(at.runs),
+                source=self.rows(at.rows, start),
+                state=at.folder,
+                secret=at.secret,
+                ledger=ledger,
+                dataset=DATASET,
+                options=EngineOptions(run_id=at.run_id, buckets=1, threads=1, instead_of=holder),
+                anyway=True,
+            )
+            with closing(running), suppress(LedgerError):
+                for number, table in enumerate(running):
+                    if start == number == 0:
+                        self._make_way(at, ledger)
+                    yield values_by_run(table, self.columns, runs=at.runs, groups=at.groups)
+
+    def _make_way(self, at: RunContext, ledger: Ledger) -> None:
+        """End with the period that is begun, and hold the place of a run behind it."""
+        said = {"because": "it is changed", "who": "audit"}
+        ledger.limit(DATASET, at.run_id.hex(), self.number, **said)
+        query = self.query(at.runs)
+        assert isinstance(query, Query)
+        behind = query.schedule.edges
+        assert behind is not None
+        later = query.not_before(behind.at(1))
+        hold_place(ledger, DATASET, later, _holder(at, self.number + 1))
+
+
+def _holder(at: RunContext, number: int) -> str:
+    """The run that holds the place of another one."""
+    return sha256(at.secret + b"holds the place of %d" % number).digest()[:16].hex()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -318,5 +370,5 @@ def _open_ledger(folder: Path, terms: Terms) -> Path:
     """A new ledger file that holds the terms of the audit's dataset."""
     path = folder / "ledger"
     with closing(Ledger(path)) as ledger:
-        ledger.open(DATASET, terms)
+        ledger.open(DATASET, terms, say=False)
     return path

@@ -13,11 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import datetime, timedelta
 from fractions import Fraction
 from functools import partial
 from typing import Any
 
 from dpstream.audit.controls.broken_engine import (
+    LedgerOfFreePlaces,
+    LedgerWithoutLastPeriods,
     LostColumnTypes,
     LostInputLog,
     LostWindowKeys,
@@ -29,6 +32,7 @@ from dpstream.audit.controls.broken_engine import (
 )
 from dpstream.audit.ledger_samplers import (
     LiveQueryRuns,
+    ReplacedQuery,
     RestartedMechanism,
     RestartedQuery,
     SharedLedgerRuns,
@@ -196,6 +200,25 @@ def _succeeding(runs: int) -> tuple[SucceedingQuery, ...]:
     return tuple(SucceedingQuery(query=query) for _ in range(runs))
 
 
+def _replaced(runs: int, hours: int, **facts: Any) -> tuple[ReplacedQuery, ...]:
+    """Runs of one query with periods of so many hours, each replaced by the next after a table."""
+
+    def query(number: int) -> Callable[[int], Query]:
+        return _query(
+            "changed",
+            public=True,
+            window=Tumble(f"{hours} hours"),
+            every=None,
+            privacy_unit_period=f"{hours} hours",
+            start=datetime(1970, 1, 1) + timedelta(hours=hours * number),
+            end=datetime(1970, 1, 1) + timedelta(hours=hours * (runs + 1)),
+        )
+
+    return tuple(
+        ReplacedQuery(query=query(number), number=number, **facts) for number in range(runs)
+    )
+
+
 def _one_period(period: int) -> Pair:
     """A unit of one period, at its bounds: a row in each of two groups."""
     return unit_pair(
@@ -223,6 +246,13 @@ def ledger_targets() -> Catalogue:
             "A book of users within periods: each of three runs takes over from the one before.",
             SharedLedgerRuns(sharing=_succeeding(STEPS), groups=2),
             _one_period(1),
+            _one_period(0),
+            simple=True,
+        ),
+        book_of_held_places=_target(
+            "A book of users within periods: each run is to end, and holds the next one's place.",
+            SharedLedgerRuns(sharing=_replaced(STEPS, 8), groups=2),
+            _one_period(2),
             _one_period(0),
             simple=True,
         ),
@@ -268,6 +298,18 @@ def ledger_controls() -> Catalogue:
             ledger=ledger_without_begun_periods,
             groups=2,
             pair=_one_period(0),
+        ),
+        book_forgets_last_periods=_control(
+            f"{RUNS_TOO_MANY} runs that were to end before a period all go on and draw it.",
+            *_replaced(RUNS_TOO_MANY, 1, ledger_class=LedgerWithoutLastPeriods),
+            groups=2,
+            pair=_one_period(1),
+        ),
+        book_frees_places_twice=_control(
+            f"{RUNS_TOO_MANY} runs take a place that was held, and nothing of them is charged.",
+            *_replaced(RUNS_TOO_MANY, 1, ledger_class=LedgerOfFreePlaces, kills=()),
+            groups=2,
+            pair=_one_period(1),
         ),
         state_lost_keys=_control(
             "Window keys are lost: fifteen restarts draw the noise of a release anew.",

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from dpstream.audit.replay import Call, Recorder, drive, spend_on
 from dpstream.errors import InvalidParameter
 from dpstream.mechanisms.base import Mechanism
+from dpstream.mechanisms.pan_private import first_counts
 from dpstream.privacy.ledger.charges import Cover, Interval, Paid, Terms
 from dpstream.privacy.spend import Spend
 from dpstream.records import Integers, Reals
@@ -165,6 +166,44 @@ class RunsAsBins:
         releases = drive(self.mechanism, wide, PooledSpend(secret))
         values = np.array([r.values for r in sorted(releases, key=lambda r: r.step)])
         return values.reshape(steps, runs, bins).transpose(1, 0, 2).reshape(runs, steps * bins)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunsWithALook:
+    """A mechanism that counts under noise, and one look at the counts of a running step.
+
+    Rows 2t and 2t + 1 of the data are the events of step t before and after the moment of the look.
+    Returned with the values: which steps paid, and what was seen. `apart`: as `RunsAsBins`.
+    """
+
+    mechanism: Mechanism
+    intrusion: Fraction | None
+    step: int
+    apart: bool = False
+
+    def __call__(self, data: Integers, runs: int, secret: bytes) -> Reals:
+        """One run over `runs` copies of the bins, or as many runs."""
+        spend, bins = PooledSpend(secret), data.shape[1]
+        if not self.apart:
+            return np.array([self._run(data, spend) for _ in range(runs)])
+        wide = self._run(np.tile(data, (1, runs)), spend)
+        steps = len(data) // 2
+        kept = wide[: bins * runs * (steps + 1)].reshape(steps + 1, runs, bins)
+        return kept.transpose(1, 0, 2).reshape(runs, -1)
+
+    def _run(self, data: Integers, spend: PooledSpend) -> Reals:
+        state, seen, values, paid = self.mechanism.start(), data[0], [], []
+        for step, (before, after) in enumerate(zip(data[::2], data[1::2], strict=True)):
+            spend.begin(step)
+            counts = first_counts(spend, data.shape[1], self.intrusion, None)
+            counts += before
+            if step == self.step:
+                seen = counts.copy()
+            counts += after
+            state, releases = self.mechanism.step(state, counts, spend)
+            values += [release.values for release in releases]
+            paid += [float(release.paid) for release in releases]
+        return np.concatenate([*values, seen, paid])
 
 
 def worst_choices_loss(mechanism: Mechanism, one: Integers, two: Integers) -> float:

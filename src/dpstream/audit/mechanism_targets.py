@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from dpstream.audit.controls.broken_noise import (
+    RatchetedNoise,
     RedrawnNoise,
     ReusedNoise,
     SharedNoise,
@@ -36,6 +37,7 @@ from dpstream.audit.controls.published_mechanisms import (
 )
 from dpstream.audit.mechanism_samplers import (
     RunsAsBins,
+    RunsWithALook,
     Sampler,
     SequentialRuns,
     unlimited_spend,
@@ -47,6 +49,8 @@ from dpstream.mechanisms.base import Delayed, HistogramMechanism, Mechanism, Ser
 from dpstream.mechanisms.counters.factorised_counter import CounterMechanism, CountingParameters
 from dpstream.mechanisms.infinite.dpi import Dpi
 from dpstream.mechanisms.release import bounded_counts
+from dpstream.mechanisms.w_event.budget_absorption import BudgetAbsorption
+from dpstream.mechanisms.w_event.sample import Sample
 from dpstream.mechanisms.w_event.uniform import Uniform
 from dpstream.privacy.accounting.curves import zcdp_epsilon
 from dpstream.records import Integers, Reals
@@ -107,6 +111,7 @@ WORST: dict[str, str] = {
     "spas": "jumping counts, steps 0 to 2, another bin each step",
     "pacer": "random counts 1",
     "fast_w": "flat counts, steps 0 to 2, one bin",
+    "rescue_dp": "jumping counts, steps 0 to 2, another bin each step",
     "dsat": "flat counts, steps 0 to 2, another bin each step",
     "dsft": "random counts 3",
     "pegasus_w": "jumping counts, steps 0 to 2, the low bin",
@@ -371,7 +376,42 @@ def mechanism_targets() -> Catalogue:
             _user(0),
             **large,
         ),
+        pan_private=target(
+            "Counting under noise, one look at a held step: epsilon and the intrusion.",
+            _looked_at(Fraction(1)),
+            _LOOK,
+            epsilon=2.0,
+            runs=_MANY,
+            simple=True,
+        ),
+        pan_private_absorption=target(
+            "Budget absorption that counts under noise, one look in the middle.",
+            RunsWithALook(
+                mechanism=BudgetAbsorption(epsilon=2, window=3), intrusion=Fraction(2), step=1
+            ),
+            _JUMPS_LOOKED_AT,
+            epsilon=4.0,
+            runs=_SLOW,
+        ),
     )
+
+
+_LOOK = Pair(
+    name="one event at the paid step, one before the look at the held one",
+    one=block([5], [0], [5], [0]),
+    two=block([6], [0], [6], [0]),
+)
+_JUMPS_LOOKED_AT = Pair(
+    name="an event in each of 3 steps of jumping counts, before the look at the middle one",
+    one=block([0], [0], [_HIGH], [0], [0], [0]),
+    two=block([1], [0], [_HIGH + 1], [0], [1], [0]),
+)
+
+
+def _looked_at(intrusion: Fraction | None) -> RunsWithALook:
+    """Sample with epsilon = 1, whose held step is looked at."""
+    mechanism = Sample(epsilon=1, window=2)
+    return RunsWithALook(mechanism=mechanism, intrusion=intrusion, step=1, apart=True)
 
 
 _ONE_MORE = Pair(name="one event", one=block([5]), two=block([6]))
@@ -446,6 +486,25 @@ def mechanism_controls() -> Catalogue:
             "One noise over two datasets, of which one is known.",
             ReusedNoise(mechanism=_UNIFORM),
         ),
+        exact_count_in_memory=_control(
+            "One look at a step whose count is exact.",
+            _looked_at(None),
+            _LOOK,
+            runs=(2_000, 10_000),
+        ),
+        intrusion_not_charged=_control(
+            "Counting under noise, with the look's own cost left out of the claim.",
+            _looked_at(Fraction(1)),
+            _LOOK,
+            runs=_MANY,
+        ),
+        noise_ratchet=_control(
+            "Counting under noise whose next key follows from the one in memory.",
+            RatchetedNoise(mechanism=_UNIFORM),
+            Pair(name="one event after the look", one=block([5], [0]), two=block([5], [1])),
+            epsilon=2.0,
+            runs=(150, 1_000),
+        ),
         budget_forgotten=_control(
             "Budget distribution that forgets a charge inside its window.",
             SequentialRuns(mechanism=ShortBudgetWindow(epsilon=2, window=20)),
@@ -486,7 +545,7 @@ def mechanism_controls() -> Catalogue:
             "DPI as printed, sampled: scores summed over 64 slots, charged as those of one.",
             SequentialRuns(mechanism=DpiPublished(epsilon=1, **sparse_dpi)),
             dominating_user(64),
-            runs=(400, 2_000),
+            runs=(150, 1_000),
         ),
         dpi_rows_unbounded=_control(
             "DPI charged for one row of a user a slot, and given all of them.",

@@ -45,7 +45,8 @@ from dpstream.group_by.groups import GroupBucket
 from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.query_spend import QuerySpend
 from dpstream.privacy.state import MemoryWindowKeys, Secret
-from dpstream.query.noise_plan import NoisePlan, plan_query
+from dpstream.query.grouping_sets import GROUPING_ID, NOT_SHOWN
+from dpstream.query.noise_plan import NoisePlan, WindowPlan, plan_query
 from dpstream.query.query import Query
 from dpstream.query.schedule import DueRelease
 from dpstream.query.series_query import SeriesQuery
@@ -202,12 +203,22 @@ class QueryRuns:
                 about = json.loads(publication.table.schema.metadata[b"dpstream"])
                 seen = [about["bias"][name] for name in ("share", "dropped", "units_beyond")]
                 shown.append(np.full((places, len(seen)), np.array(seen, np.float64)))
-            shown.append(values_by_run(publication.table, columns, runs=places, groups=width))
+            for keys, rows_of_set in tables_of_sets(plan.query, publication.table):
+                many = 1 if keys == "run" else width
+                shown.append(values_by_run(rows_of_set, columns, places, many, keys=keys))
             for name, numbers in self.looks(publication.table).items():
                 looked = pa.table({"key": publication.table["key"], name: numbers})
-                shown.append(values_by_run(looked, [name], runs=places, groups=width))
+                shown.append(values_by_run(looked, [name], places, width))
         rows = [np.concatenate(by_place[place], axis=1) for place in sorted(by_place)]
         return np.concatenate(rows[:runs] if windows else rows)
+
+
+class HiddenKeysShown(NoisePlan):
+    """Shows remembered keys however small they are: the proof lets all of them be shown."""
+
+    def _of_columns(self, releases: int, columns: slice) -> WindowPlan:
+        plan = super()._of_columns(releases, columns)
+        return replace(plan, visible=np.full_like(plan.visible, -np.inf))
 
 
 class NodesShown(Flow):
@@ -296,16 +307,29 @@ def json_source(table: pa.Table) -> Source:
     return source
 
 
-def values_by_run(table: pa.Table, columns: Sequence[str], *, runs: int, groups: int) -> Reals:
+def tables_of_sets(query: Query, table: pa.Table) -> Iterator[tuple[str, pa.Table]]:
+    """The column that names the groups, or runs, and the rows shown; of several sets each."""
+    if not query.grouping_sets:
+        yield "key", table
+    for names, number in zip(query.grouping_sets, query.grouping_ids, strict=True):
+        mine = np.asarray(table[GROUPING_ID]) == number
+        if NOT_SHOWN in table.column_names:  # made of the others
+            mine &= ~np.asarray(table[NOT_SHOWN])
+        yield "key" if "key" in names else "run", table.filter(pa.array(mine))
+
+
+def values_by_run(
+    table: pa.Table, columns: Sequence[str], runs: int, groups: int, *, keys: str = "key"
+) -> Reals:
     """What a table shows of each run: runs x (groups x columns), NaN where a group is not there.
 
     The groups of run r have the keys r * `groups` to (r + 1) * `groups` - 1.
     """
     out = np.full((runs, groups, len(columns)), np.nan)
-    keys = table["key"].to_numpy().astype(np.int64)
+    numbers = table[keys].to_numpy().astype(np.int64)
     for number, name in enumerate(columns):
         values = table[name].to_numpy(zero_copy_only=False)
-        out[keys // groups, keys % groups, number] = values
+        out[numbers // groups, numbers % groups, number] = values
     return out.reshape(runs, -1)
 
 
@@ -343,11 +367,13 @@ def scenario_table(data: Scenario, runs: int, groups: int, windows: bool) -> pa.
         {
             "user": units,
             "key": groups_of if windows else runs_of * groups + groups_of,
+            "run": runs_of,
             "ts": times,
             "seen": times + delays * length,
             "x": np.full(len(times), 4),
             "swing": np.where(steps == 0, 4, np.where(steps % 2, -8, 8)),
             "value": np.where(target, steps, steps - 12),
+            "nth": np.where(target, 99, units % every),
             "zero": np.where(target, -0.0, 0.0),
             "day": pa.array(np.where(target, 45_296_789, 0)).view(pa.date64()),
         }
@@ -380,7 +406,7 @@ class SeriesRuns:
         )
         tables = sorted(series, key=lambda table: table["window_start"][0].as_py())
         shown = [
-            values_by_run(table, [name], runs=runs, groups=self.groups)
+            values_by_run(table, [name], runs, self.groups)
             for name in ("n", "held")
             for table in tables
         ]

@@ -21,19 +21,28 @@ import pyarrow as pa
 from dpstream.audit.controls.broken_engine import (
     BoundedBeforeJoin,
     BoundsOffByOne,
+    ChoiceChargedOnce,
     ColumnTypeFromData,
+    ForgottenByExactCounts,
+    InnerRowsAmongFew,
     KeyAsSpelled,
     LevelsChargedOnce,
     NetClamp,
     NoiseBelowReach,
     NoiseForOneDroppedRow,
     OnlyTouchedKeys,
+    PureNoiseInL2,
+    RememberedOnceTouched,
+    RemembersActiveKeys,
+    SetsChargedOnce,
     TailPerTrigger,
     ThresholdWithoutPlusOne,
+    TotalsLikeParts,
     UncappedDroppedRows,
     UnitBySpelling,
     UnitCountedTwice,
     UnitEntersAgain,
+    UnitOfEachWindow,
     WatermarkFromData,
     units_as_text,
 )
@@ -42,6 +51,7 @@ from dpstream.audit.query_samplers import (
     STEPS,
     UNITS,
     WINDOWS,
+    HiddenKeysShown,
     NodesShown,
     Place,
     QueryRuns,
@@ -54,6 +64,7 @@ from dpstream.audit.query_samplers import (
 )
 from dpstream.audit.targets import Catalogue, Maker, Pair, by_name, target
 from dpstream.query.aggregates import Avg, Count, CountDistinct, CountUnits, Sum
+from dpstream.query.noise_plan import NoisePlan, plan_query
 from dpstream.query.public_tables import WholeTable
 from dpstream.query.quantiles import Quantile
 from dpstream.query.query import Query
@@ -103,6 +114,7 @@ def debias_query(**facts: Any) -> Callable[[int], Query]:
         "window": Tumble("1 hour"),
         "every": None,
         "privacy_unit_period": "1 hour",
+        "remember_keys": False,  # windows are runs
         "max_groups_contributed": 1,
         "report_bias": True,
         "debias": "global",
@@ -199,6 +211,35 @@ def registry_join(runs: int) -> Any:
     return _join("LEFT JOIN plans USING (user)", whole_table("plans", table, registry=True))
 
 
+def rows_of_units(window: str) -> Any:
+    """What groups the rows of each unit and key in windows of so long: the key is their count more.
+
+    A unit with k rows of a key in a window is in the group k - 1 places behind it.
+    """
+    text = f"""
+        SELECT WITH DIFFERENTIAL_PRIVACY
+               OPTIONS (epsilon = 1, delta = 0.1, privacy_unit_column = user,
+                        time_unit = 's', start = '1970-01-01', end = '1970-01-02',
+                        max_groups_contributed = 1)
+               window_start, place AS key, COUNT(*) AS n
+        FROM (SELECT user, window_start, key + COUNT(*) - 1 AS place
+              FROM TUMBLE(visits, DESCRIPTOR(ts), INTERVAL '{window}' HOUR)
+              GROUP BY user, window_start, key)
+        GROUP BY window_start, key"""
+    return lambda runs: sql(text).prepare
+
+
+_INNER: dict[str, Any] = {
+    "groups": STEPS,
+    "every": None,
+    "window": Tumble("24 hours"),
+    "joins": rows_of_units("24"),
+    "public_groups": lambda runs: range(STEPS * runs),
+    "max_groups_contributed": 1,
+}
+_SOMETIMES = tuple((0, step) for step in range(STEPS))
+
+
 def _group_by(about: str, *, groups: int = 2, again: bool = False, **facts: Any) -> Maker:
     pairs: tuple[Pair, ...] = facts.pop("pairs", None) or unit_pairs(groups, again=again)
     about = f"A continual GROUP BY, strategy {facts.get('strategy', 'latched')}{about}"
@@ -235,7 +276,14 @@ SWINGING = unit_pair(
 )
 _NODES: dict[str, Any] = {
     "aggregates": (
-        Quantile("q", column="x", q=0.5, contribution_bounds_per_row=(0, 8), leaves=16),
+        Quantile(
+            "q",
+            column="x",
+            q=0.5,
+            contribution_bounds_per_row=(0, 8),
+            leaves=16,
+            mechanism="tree",
+        ),
     ),
     "flow": NodesShown,
     "looks": nodes_on_path,
@@ -244,6 +292,63 @@ _NODES: dict[str, Any] = {
     "max_rows_per_group": 2,
     "public_groups": range,
 }
+
+
+_CHOICE: dict[str, Any] = {
+    "aggregates": (
+        Quantile("q", column="nth", q=0.5, edges=[1, 6, 7, 12, 100], mechanism="exponential"),
+    ),
+    "groups": 1,
+    "max_groups_contributed": 1,
+    "public_groups": range,
+    "end": "1970-01-09",
+}
+"""Eight days in 24 steps, a choice at each."""
+BESIDE_THE_MEDIAN = unit_pair(
+    "a unit above all others moves the median from the middle of 11 to the border of the upper 5",
+    others=((0, 0, 11),),
+    unit=((0, 0),),
+)
+_WITHOUT_DELTA: dict[str, Any] = {
+    "delta": 0,
+    "every": None,
+    "public_groups": lambda runs: range(2 * runs),
+    "groups": 2,
+}
+
+
+def _rollup(groups: int, *more: str) -> dict[str, Any]:
+    """Counts by all keys, by each fewer, and by runs alone; the keys are public."""
+
+    def keys(runs: int) -> list[tuple[Any, ...]]:
+        rest = tuple({"x": 4, "zero": 0.0}[name] for name in more)
+        return [(number // groups, number, *rest) for number in range(groups * runs)]
+
+    names = ("run", "key", *more)
+    return {
+        "keys": names,
+        "grouping_sets": tuple(names[:size] for size in range(len(names), 0, -1)),
+        "groups": groups,
+        "max_groups_contributed": groups,
+        "public_groups": keys,
+    }
+
+
+_REMEMBERED: dict[str, Any] = {
+    "window": Tumble("8 hours"),
+    "every": None,
+    "groups": 2,
+    "max_groups_contributed": 2,
+    "plan": HiddenKeysShown,
+}
+REMEMBERED = tuple(
+    unit_pair(
+        f"a unit in a key that was shown, and in one that was not, {others} others there",
+        others=((0, 0, 60), *(((0, 1, others), (1, 1, others)) if others else ())),
+        unit=((0, 1), (1, 1)),
+    )
+    for others in (0, 1, 9)
+)
 
 
 def query_targets() -> Catalogue:
@@ -296,6 +401,32 @@ def query_targets() -> Catalogue:
         latched_quantile=_group_by(
             ": a quantile, and all nodes of its tree that the unit moves.", again=True, **_NODES
         ),
+        latched_choice=_group_by(
+            ": a median by the exponential mechanism, 24 times.",
+            pairs=(BESIDE_THE_MEDIAN,),
+            **_CHOICE,
+        ),
+        without_delta=query_target(
+            "A GROUP BY of public keys, published once, without a delta: counts, sums and a median",
+            _day_runs(
+                aggregates=(*_VALUES[:2], Quantile("q", column="nth", q=0.5, edges=[1, 6, 7, 100])),
+                **_WITHOUT_DELTA,
+            ),
+            _rows_of_unit((0, 0), (1, 0), others=((0, 0, 11), (1, 0, 11))),
+            runs=(6_000, 40_000),
+            delta=0.0,
+        ),
+        latched_rollup=_group_by(
+            ": two sets of keys, made consistent by least squares.",
+            again=True,
+            max_rows_per_group=2,
+            aggregates=_VALUES,
+            **_rollup(2),
+        ),
+        latched_rollup_found=_group_by(
+            ": two sets of keys that are found, with rows for what is not shown.",
+            **_rollup(2) | {"public_groups": None},
+        ),
         latched_hop=_group_by(
             ", overlapping windows: a row is in two of them.",
             groups=1,
@@ -314,6 +445,17 @@ def query_targets() -> Catalogue:
             window=Tumble("8 hours"),
             arrival_column="seen",
             allowed_lateness="8 hours",
+        ),
+        latched_remembered=_group_by(
+            ", keys that the first window has shown, all of them shown in the others.",
+            **_REMEMBERED,
+            pairs=REMEMBERED,
+        ),
+        sqlp_remembered=_group_by(
+            ", keys that the first window has shown, all of them shown in the others.",
+            **_REMEMBERED,
+            pairs=REMEMBERED,
+            strategy="sqlp",
         ),
         latched_spelled_keys=_group_by(
             ": keys that the unit writes in its own way, to the last bit.",
@@ -342,6 +484,15 @@ def query_targets() -> Catalogue:
             groups=1,
             max_groups_contributed=1,
             joins=registry_join,
+        ),
+        latched_inner_rows=_group_by(
+            ": the rows of each unit are grouped first, and counted by how many they are.",
+            pairs=tuple(
+                unit_pair(f"{len(unit)} rows of a unit", others=((0, 0, others),), unit=unit)
+                for unit in (_SOMETIMES[:1], _SOMETIMES)
+                for others in (0, 9)
+            ),
+            **_INNER,
         ),
         sqlp=_group_by(", one row per group.", strategy="sqlp"),
         sqlp_rows=_group_by(
@@ -379,6 +530,11 @@ def _debias_control(about: str, rows: int, **how: Any) -> Maker:
     )
 
 
+def choices_charged_once(query: Query) -> NoisePlan:
+    """The plan of the query, whose choices are charged as one."""
+    return ChoiceChargedOnce(plan_query(query).query)
+
+
 def query_controls() -> Catalogue:
     """GROUP BY queries through an engine with one line changed."""
     return by_name(
@@ -406,6 +562,40 @@ def query_controls() -> Catalogue:
             plan=LevelsChargedOnce,
             **_NODES,
         ),
+        choice_charged_once=_control(
+            "A median chosen 24 times, each time with the budget of all of them.",
+            BESIDE_THE_MEDIAN,
+            plan=choices_charged_once,
+            runs=(2_000, 20_000),
+            **_CHOICE,
+        ),
+        pure_noise_in_l2=query_target(
+            "Laplace noise for what a unit moves in L2: it is in eight groups.",
+            _day_runs(
+                plan=PureNoiseInL2,
+                max_groups_contributed=8,
+                **_WITHOUT_DELTA | {"groups": 8, "public_groups": lambda runs: range(8 * runs)},
+            ),
+            _rows_of_unit(*((group, 0) for group in range(8))),
+            runs=(6_000, 40_000),
+            delta=0.0,
+            control=True,
+        ),
+        sets_charged_once=_control(
+            "Each of four sets of keys with the budget of all of them.",
+            _rows_of_unit((0, 0), others=((0, 0, 40),)),
+            plan=SetsChargedOnce,
+            every=None,
+            **_rollup(1, "x", "zero"),
+        ),
+        totals_like_parts=_control(
+            "Noise on a total of five groups as if a unit's rows lay in one of them each.",
+            _rows_of_unit(*((group, 0) for group in range(5)), others=((0, 0, 40),)),
+            plan=TotalsLikeParts,
+            every=None,
+            grouping_set_weights=(1, 9),
+            **_rollup(5),
+        ),
         keys_only_when_touched=_control(
             "A key is published only where it has new rows.",
             _rows_of_unit((0, 2), others=((0, 0, 40),)),
@@ -419,6 +609,27 @@ def query_controls() -> Catalogue:
             every=None,
             epsilon=3,
             selection_share=Fraction(99, 100),
+        ),
+        remembered_once_touched=_control(
+            "A remembered key is shown once somebody has a row in it.",
+            _rows_of_unit((0, 1), others=((0, 0, 60),)),
+            flow=RememberedOnceTouched,
+            runs=(2_000, 8_000),
+            **_REMEMBERED | {"groups": 1},
+        ),
+        forgotten_by_exact_counts=_control(
+            "A remembered key is forgotten at the end of a window in which nobody had a row in it.",
+            _rows_of_unit((0, 1), others=((0, 0, 60),)),
+            flow=ForgottenByExactCounts,
+            runs=(2_000, 8_000),
+            **_REMEMBERED | {"groups": 1},
+        ),
+        remembers_active_keys=_control(
+            "A key is remembered that was looked at, and not shown.",
+            _rows_of_unit((0, 0)),
+            flow=RemembersActiveKeys,
+            runs=(2_000, 8_000),
+            **_REMEMBERED | {"groups": 1},
         ),
         unit_counted_twice=_control(
             "A unit counts once per row, not once per group.",
@@ -487,6 +698,20 @@ def query_controls() -> Catalogue:
             public_groups=range,
             joins=registry_join,
             runs=(4_000, 20_000),
+        ),
+        inner_rows_of_others=_control(
+            "A unit's inner rows count only where few other units are.",
+            _rows_of_unit((0, 0), others=((0, 0, 9),)),
+            reader=InnerRowsAmongFew,
+            runs=(4_000, 20_000),
+            **_INNER,
+        ),
+        inner_rows_charged_once=_control(
+            "What becomes of a unit's rows in each window is bounded as if of another unit.",
+            _rows_of_unit(*_SOMETIMES, others=((0, 0, 5),)),
+            flow=UnitOfEachWindow,
+            runs=(4_000, 20_000),
+            **_INNER | {"window": Tumble("8 hours"), "joins": rows_of_units("8")},
         ),
         watermark_from_data=_control(
             "Steps by the latest event time seen: one row moves those of all others.",

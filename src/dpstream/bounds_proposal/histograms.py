@@ -39,7 +39,7 @@ from dpstream.query.aggregates import Count, Sum
 from dpstream.query.noise_plan import plan_query
 from dpstream.query.query import Query
 from dpstream.records import Integers, Reals, Source, Words
-from dpstream.rows.row_batch import Rows
+from dpstream.rows.row_batch import Rows, RowSlice, rows_by_window
 from dpstream.rows.row_ids import row_digests
 from dpstream.rows.row_reader import RowReader
 from dpstream.session import run
@@ -186,6 +186,7 @@ def collect_unit_facts(
     key = secret.key("pairs of units and groups", run)[:16]
     tables = _Tables(key, share, valued=len(query.aggregates) // 2)
     partitions = source.partitions()
+    waiting: list[RowSlice] = []  # rows that are grouped by unit
     for number, partition in enumerate(partitions):
         progress(number, len(partitions))
         position, done = None, False
@@ -193,8 +194,13 @@ def collect_unit_facts(
             batch = reader.batch(partition, position)
             rows, rejected = reader.rows(partition, position, batch)
             operator.reject(f"{partition} {position}", rejected)
-            tables.add(rows)
+            if query.per_unit is None:
+                tables.add(rows)
+            else:
+                waiting += [(rows, first, end) for *_, first, end in rows.runs]
             position, done = batch.position, batch.done
+    for _, _, rows in rows_by_window(waiting):
+        tables.add(reader.reader.inner_rows(rows, "bounds")[0])
     progress(len(partitions), len(partitions))
     return tables.facts()
 
@@ -298,7 +304,7 @@ def noisy_histograms(
             book = ledger if shared else stack.enter_context(closing(Ledger(ledger)))
             if book.terms(dataset) is None:
                 book.open(dataset, plan_query(asked).terms(), provisional=True)
-    rows = _rows(facts, asked, names)
+    rows = fact_rows(facts, asked, names)
     sink = None if state is None else DirectorySink(state / RELEASED)
     options = {"ledger": ledger, "dataset": dataset, "analyst": analyst, "secret": secret}
     tables = list(run(asked, source=rows, state=state, sink=sink, anyway=True, **options))
@@ -329,7 +335,7 @@ def histograms_of(table: pa.Table, names: Sequence[str]) -> Histograms:
     return Histograms(bins=counts, stddev=float(table[f"{_UNITS}_stddev"][0].as_py()))
 
 
-def _rows(facts: UnitFacts, asked: Query, names: Sequence[str]) -> pa.Table:
+def fact_rows(facts: UnitFacts, asked: Query, names: Sequence[str]) -> pa.Table:
     """One row per unit and fact. A unit goes by its keyed id: a function of itself alone."""
     ids = np.ascontiguousarray(facts.units, "<u8").tobytes()
     units = pa.FixedSizeBinaryArray.from_buffers(

@@ -64,7 +64,7 @@ _AROUND: Final = (0.1, 1.0, 10.0, 100.0)  # sizes of keys that errors are told f
 _MOST_ROWS: Final = 64
 _SURE: Final = 3.0  # standard deviations above which there are units of a sign
 _READ_AS: Final = bytes(16)  # the run of hashes in a measurement that is kept or public
-_FEW_REPEATS, _FEW_GIANTS = 100.0, 30.0  # `rare` of rows in a group, and of values
+_FEW_REPEATS, _FEW_GIANTS = 10.0, 30.0  # `rare` of rows in a group, and of values
 Clamps = tuple[float, float]
 
 
@@ -250,7 +250,7 @@ def bounds(
         raise missing_table(name)
     query = _counting_units(query.starting(0))
     columns = list(dict.fromkeys(each.column for each in _clamped(query)))
-    reading, names = _reading(query, columns), fact_names(query, columns)
+    reading, names = reading_of(query, columns), fact_names(query, columns)
     folder = None if state is None else _folder(Path(state), reading, source, again=again)
     kept = None if folder is None or public else kept_release(folder)
     if kept is not None:
@@ -294,14 +294,25 @@ def bounds(
             payer: Any = {"ledger": ledger, "dataset": dataset, "analyst": analyst}
             kept_in: Any = {} if folder is None else {"state": folder, "secret": secret}
             histograms = noisy_histograms(facts, asked, names, **payer, **kept_in)
-    log = _Log(histograms, columns, sample)
     return Proposal(
         query=query,
         epsilon=float(paid[0]) if paid else None,
         delta=float(paid[1]) if paid else None,
         measured_before=kept is not None,
-        **_least_error(query, log, key_size),
+        **from_histograms(query, histograms, columns, share=sample, key_size=key_size),
     )
+
+
+def from_histograms(
+    query: Query,
+    histograms: Histograms,
+    columns: Sequence[str],
+    *,
+    share: float = 1.0,
+    key_size: float | None = None,
+) -> dict[str, Any]:
+    """What is proposed, and what speaks for it, of a query whose histograms are known."""
+    return _least_error(query, _Log(histograms, columns, share), key_size)
 
 
 def _counting_units(query: Query) -> Query:
@@ -329,7 +340,7 @@ def _has_clamps(aggregate: Sum) -> bool:
     return not (aggregate.lo == 0 and aggregate.hi == aggregate.quantum == 1)
 
 
-def _reading(query: Query, columns: Sequence[str]) -> Query:
+def reading_of(query: Query, columns: Sequence[str]) -> Query:
     """The rows, keys and windows of a query, and both grids of each value."""
     late = query.arrival_column
     needed = late in {query.privacy_unit_column, *query.keys, query.time_column, *columns}

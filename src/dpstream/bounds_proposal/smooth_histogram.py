@@ -76,7 +76,8 @@ def smooth_histogram(
     if not stddev or not (bins > _SEEN * stddev).any():
         return SizeDistribution(sizes=sizes, units=np.maximum(bins, 0.0) * (stddev == 0))
     bends = _second_differences(np.log(sizes))
-    known = float(np.where(bins > _SEEN * stddev, bins, 0.0) @ sizes)
+    seen = _seen_run(bins, stddev)
+    known = float(bins[seen] @ sizes[seen])
     cost = np.sqrt(2 * rare * sizes / known)
 
     def residuals(logs: Reals) -> Reals:
@@ -93,6 +94,17 @@ def smooth_histogram(
     start = np.log(np.maximum(bins, stddev / 3) / widths)
     fit = least_squares(residuals, start, jac=slopes, method="lm", max_nfev=200)
     return SizeDistribution(sizes=sizes, units=_units(fit.x, widths))
+
+
+def _seen_run(bins: Reals, stddev: float) -> slice:
+    """The largest bin, and those beside it that are seen without a gap.
+
+    One in fifty empty bins stands out of its noise; of a large size, it would count for everything.
+    """
+    top, low = int(np.argmax(bins)), bins <= _SEEN * stddev
+    before, after = np.flatnonzero(low[:top]), np.flatnonzero(low[top:])
+    end = top + int(after[0]) if len(after) else len(bins)
+    return slice(int(before[-1]) + 1 if len(before) else 0, end)
 
 
 def _units(logs: Reals, widths: Reals) -> Reals:

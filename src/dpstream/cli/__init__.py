@@ -2,28 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import sys
-import warnings
 from collections.abc import Sequence
-from contextlib import ExitStack
+from importlib import import_module
 
-from typer import Abort
-
-from dpstream.cli.app import app
-from dpstream.cli.output import (
-    INTERRUPTED,
-    UNREAD,
-    UsageError,
-    code_of,
-    end_log,
-    logs_as_notes,
-    note,
-    report_error,
-    report_unexpected,
-    set_json,
-)
-from dpstream.errors import DpstreamError, NewBook
+import dpstream
 
 __all__ = ["main"]
 
@@ -31,29 +14,7 @@ __all__ = ["main"]
 def main(args: Sequence[str] | None = None) -> None:
     """Run one command and leave with a documented exit code."""
     given = list(sys.argv[1:] if args is None else args)
-    set_json("--json" in given)
-    with warnings.catch_warnings(), logs_as_notes(), ExitStack() as stack:
-        stack.callback(end_log)
-        warnings.simplefilter("always", NewBook)
-        warnings.filterwarnings("ignore", "the budget of this", NewBook)  # a note says it
-        warnings.showwarning = lambda message, *_, **__: note(str(message), level=logging.WARNING)
-        try:
-            code = app(given, prog_name="dpstream", standalone_mode=False)
-        except (DpstreamError, OSError, UsageError) as problem:
-            report_error(problem)
-            code = code_of(problem)
-        except SystemExit as leaving:  # Typer's way to leave when standard output is a closed pipe
-            if not isinstance(leaving.__context__, BrokenPipeError):
-                raise
-            code = UNREAD
-        except (KeyboardInterrupt, Abort):
-            note(
-                "interrupted; what was charged stays charged: with --state, the same command "
-                "again goes on where this one stopped"
-            )
-            code = INTERRUPTED
-        except Exception as problem:
-            if not report_unexpected(problem):
-                raise
-            code = 1
-    sys.exit(code if isinstance(code, int) else 0)
+    if given == ["--version"]:  # scripts ask: without what other commands load
+        print(f"dpstream {dpstream.__version__}")
+        sys.exit(0)
+    sys.exit(import_module("dpstream.cli.app").run_command(given))

@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from importlib import import_module
 from typing import Annotated, Any
 
 import typer
+from typer import Abort
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 import dpstream
-from dpstream.cli.output import epilog
+from dpstream.cli.output import (
+    INTERRUPTED,
+    UNREAD,
+    UsageError,
+    code_of,
+    end_log,
+    epilog,
+    logs_as_notes,
+    note,
+    report_error,
+    report_unexpected,
+    set_json,
+)
+from dpstream.errors import DpstreamError, NewBook
 
 COMMANDS = {
     "init": "Write a commented pipeline.toml and made-up data for it: a file, or a live feed.",
@@ -102,3 +119,33 @@ def start(
         raise typer.Exit
     if context.invoked_subcommand is None:
         print(context.get_help())
+
+
+def run_command(given: Sequence[str]) -> int:
+    """Run one command; the exit code that stands for how it ended."""
+    set_json("--json" in given)
+    with warnings.catch_warnings(), logs_as_notes(), ExitStack() as stack:
+        stack.callback(end_log)
+        warnings.simplefilter("always", NewBook)
+        warnings.filterwarnings("ignore", "the budget of this", NewBook)  # a note says it
+        warnings.showwarning = lambda message, *_, **__: note(str(message), level=logging.WARNING)
+        try:
+            code: Any = app([*given], prog_name="dpstream", standalone_mode=False)
+        except (DpstreamError, OSError, UsageError) as problem:
+            report_error(problem)
+            code = code_of(problem)
+        except SystemExit as leaving:  # Typer's way to leave when standard output is a closed pipe
+            if not isinstance(leaving.__context__, BrokenPipeError):
+                raise
+            code = UNREAD
+        except (KeyboardInterrupt, Abort):
+            note(
+                "interrupted; what was charged stays charged: with --state, the same command "
+                "again goes on where this one stopped"
+            )
+            code = INTERRUPTED
+        except Exception as problem:
+            if not report_unexpected(problem):
+                raise
+            code = 1
+    return code if isinstance(code, int) else 0

@@ -221,9 +221,9 @@ def _report(subject: Subject, rows: int) -> dict[str, Any]:
 
 def _charge(query: AnyQuery, terms: Terms | None) -> dict[str, Any]:
     """What the book counts of a query over users, which may have other periods than the book."""
-    if terms is None or not isinstance(query, Query) or terms.measure != "mu_squared":
+    if terms is None or not isinstance(query, Query) or terms.unit != "user":
         return {}
-    amount = plan_query(query.starting(SystemClock().now())).cost(terms)["mu_squared"]
+    amount = plan_query(query.starting(SystemClock().now())).cost(terms)["amount"]
     return {"charge": float(amount), "of_the_book": float(amount / terms.total)}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -16,7 +17,7 @@ from dpstream.cli.mechanisms_command import complete_mechanism
 from dpstream.cli.output import AsJson, new_table, note, people, print_json, progress_bar
 from dpstream.cli.series_files import check_target, read_series
 from dpstream.errors import InvalidParameter
-from dpstream.evaluate.trials import Trials, mean_and_error, trials, zeros
+from dpstream.evaluate.trials import Character, Trials, mean_and_error, trials, zeros
 from dpstream.mechanisms import REGISTRY, find
 from dpstream.mechanisms.base import HistogramMechanism, Mechanism, SeriesMechanism
 from dpstream.mechanisms.release import release
@@ -113,7 +114,12 @@ def compare(
             if ranking[0]["rank"]:
                 chosen = flags | {"epsilon": budget}
                 command = _command(ranking[0]["mechanism"], source, chosen, columns, time_column)
-            comparisons.append({"epsilon": budget, "ranking": ranking, "command": command})
+            comparison: dict[str, Any] = {"epsilon": budget, "ranking": ranking}
+            comparison["command"] = command
+            if window is not None:
+                character = Character.of(block, epsilon=budget, window=window)
+                comparison["character"] = asdict(character) | {"words": character.words()}
+            comparisons.append(comparison)
     if drawing is not None:
         figure = drawing.Figure(figsize=(9, 4), dpi=144, layout="constrained")
         _draw(figure, comparisons)
@@ -219,6 +225,12 @@ def _show(comparison: Mapping[str, Any], conditions: str) -> None:
         rank = str(row["rank"] or "–")
         table.add_row(rank, row["mechanism"], *shown, _remark(row, ranking[-1]))
     people().print(table)
+    if (character := comparison.get("character")) is not None:
+        people().print(
+            f"the stream is {character['words']}; a count moves by {character['step']:.2g} of the "
+            f"noise of publishing every step, and by {character['window']:.2g} within a window",
+            highlight=False,
+        )
     print(f"publish with the first: {command}\n" if command else "")
 
 

@@ -321,7 +321,7 @@ def _plan_users(
         PlannedQuery(
             query=plan.query,
             analyst=pipeline.analysts.get(name, ""),
-            amount=plan.cost(terms)["mu_squared"],
+            amount=plan.cost(terms)["amount"],
             state=states[name],
             by_period=book_ticks(terms) is not None,
             changes=[] if name in charged else _changes(terms, plan, states[name], left),
@@ -335,7 +335,7 @@ def _plan_users(
     def room(epsilon: Fraction) -> Room:
         cost = plan_query(replace(template, epsilon=epsilon)).cost(terms)
         takes = {"tail": cost["delta_slack"], "drift": cost["error"].xi}
-        most = {"epsilon": left / cost["mu_squared"]}
+        most = {"epsilon": left / cost["amount"]}
         most |= {key: rest / takes[key] for key, rest in slack.items() if takes[key]}
         first = min(most, key=lambda key: most[key])
         words = {"tail": "delta", "drift": "what floats add"}
@@ -355,11 +355,11 @@ def _spend(copy: Ledger, dataset: str, plan: NoisePlan, number: int, analyst: st
 
 def _changes(terms: Terms, plan: NoisePlan, state: str, left: Fraction) -> list[dict[str, Any]]:
     """Half and twice the epsilon of one query, all else unchanged."""
-    amount, changes = plan.cost(terms)["mu_squared"], []
+    amount, changes = plan.cost(terms)["amount"], []
     room = left + (amount if state == "fits" else 0)
     for factor in (Fraction(1, 2), Fraction(2)):
         other = plan_query(replace(plan.query, epsilon=plan.query.epsilon * factor))
-        takes = other.cost(terms)["mu_squared"]
+        takes = other.cost(terms)["amount"]
         changes.append(
             {
                 "epsilon": float(other.query.epsilon),

@@ -68,6 +68,14 @@ def serve(
         float, Option(min=0.05, max=3600, help="Releases appear on a grid of so many seconds.")
     ] = 1.0,
     rate: Annotated[float, _Public(min=1, help="Requests a second of one address.")] = 200.0,
+    framed_by: Annotated[
+        list[str] | None,
+        _Public(
+            metavar="ORIGIN",
+            help="Pages of this origin, such as https://example.org, may show charts in a frame; "
+            "may be repeated.",
+        ),
+    ] = None,
     clients: Annotated[int, _Public(min=1, help="The most that follow the events.")] = 1000,
     clients_per_address: Annotated[int, _Public(min=1, help="The same for one address.")] = 100,
     max_body: Annotated[int, _Operator(min=1, help="The most bytes in one post.")] = 16 << 20,
@@ -106,6 +114,7 @@ def serve(
         who=who,
         grid=grid,
         rate=rate,
+        framed_by=tuple(framed_by or ()),
         clients=clients,
         clients_per_address=clients_per_address,
         most_body=max_body,

@@ -10,7 +10,7 @@ from rich.table import Table
 from dpstream.cli.output import AsJson, people, print_json, print_whole
 from dpstream.connectors.registry import SINKS, SOURCES
 
-_FACTS = ("example", "about", "package", "installed", "extra")
+_FACTS = ("example", "about", "promise", "upsert", "package", "installed", "extra")
 
 
 def sources(as_json: AsJson = False) -> None:
@@ -30,7 +30,8 @@ def sources(as_json: AsJson = False) -> None:
         console.print(heading, style="bold")
         table = Table(box=None, show_header=False, pad_edge=False)
         for row in rows:
-            table.add_row(row["name"], row["example"], row["about"], _package_words(row))
+            about = f"{row['about']}; upserts" if row["upsert"] else row["about"]
+            table.add_row(row["name"], row["example"], about, row["promise"], _package_words(row))
         print_whole(console, table)  # addresses are copied whole
         console.print()
 

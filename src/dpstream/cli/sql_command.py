@@ -185,6 +185,10 @@ def sql(
         list[str] | None,
         Option(help="A directory, database or server for the releases; may be repeated."),
     ] = None,
+    output: Annotated[
+        str,
+        Option(help="append every release to the sink, or upsert: the newest of each window."),
+    ] = "append",
     public: PublicTables = None,
     refresh: RefreshTables = None,
     registry: RegistryTables = None,
@@ -250,6 +254,7 @@ def sql(
         query,
         source=given[0] if isinstance(given, list) and len(given) == 1 else given,
         sink=sink or kept,
+        output=output,
         state=state,
         live=live,
         on_damage=on_damage,

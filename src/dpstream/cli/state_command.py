@@ -409,7 +409,8 @@ def collect_garbage(
     pipeline = load_pipeline(place) if place.is_file() else None
     folder = place if pipeline is None else pipeline.state
     begun = runs_in(folder) if pipeline is None else [*folder.glob("*/")]
-    found = [*collect_runs(begun, remove=yes)]
+    books = [] if pipeline is None else [book.ledger for book in pipeline.books]
+    found = [*collect_runs(begun, remove=yes, ledgers=books)]
     if pipeline is not None:
         found += collect_by_age(pipeline, remove=yes)
         found += collect_served(store_folder(pipeline), pipeline.retention.get("served"), yes)

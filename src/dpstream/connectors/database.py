@@ -6,10 +6,11 @@ PostgreSQL has a folder of its own.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sqlite3
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Lock
@@ -17,13 +18,21 @@ from typing import Any
 
 import pyarrow as pa
 
-from dpstream.connectors.encode import another_run, run_of, simple_column, with_numbers
+from dpstream.connectors.encode import (
+    KEY_COLUMN,
+    another_run,
+    run_of,
+    simple_column,
+    with_key_column,
+    with_numbers,
+)
 from dpstream.connectors.storage import open_folder
 from dpstream.errors import InvalidParameter, StateError
 from dpstream.optional import optional
 
 _LOCKS: dict[str, Lock] = {}
 _RELEASES, _QUERIES = "dpstream_releases", "dpstream_queries"
+_NEW = "dpstream_new"  # a release on its way into a table with keys
 
 
 class _TakenBackError(Exception):
@@ -75,6 +84,19 @@ class DatabaseSink(ABC):
                 self.insert(identifier(name), table, create=not known)
                 self.mark_done(name, window, trigger)
 
+    def upsert(
+        self, name: str, window: int, trigger: int, table: pa.Table, row_keys: Sequence[str]
+    ) -> None:
+        """Insert or update the rows and delete the window's others, unless it has a newer one."""
+        run, table = run_of(table), with_key_column(with_numbers(table, window, trigger), row_keys)
+        with self.explain_errors(), self.transaction():
+            self._refuse_another_run(name, run)
+            done = self._select(_RELEASES, query=name, window=window)
+            if all(earlier < trigger for _, _, earlier in done):
+                known = self._has_table(name, table.schema, run)
+                self._replace(name, window, table, create=not known)
+                self.mark_done(name, window, trigger)
+
     def check(self, name: str, schema: pa.Schema) -> None:
         """Write a release without rows, and take that back."""
         table = with_numbers(schema.empty_table(), 0, 1)
@@ -82,6 +104,10 @@ class DatabaseSink(ABC):
             known = self._has_table(name, table.schema, "")
             self.insert(identifier(name), table, create=not known)
             raise _TakenBackError
+
+    def check_upsert(self, name: str, schema: pa.Schema) -> None:
+        """The same, of a table with keys."""
+        self.check(name, with_key_column(schema.empty_table()).schema)
 
     def fence(self, name: str, run: str) -> None:
         """Refuse a query that is here with releases of another run."""
@@ -118,6 +144,32 @@ class DatabaseSink(ABC):
     def mark_done(self, name: str, window: int, trigger: int) -> None:
         """Add a release to the index, in the transaction that writes its rows."""
         self._insert(_RELEASES, name, window, trigger)
+
+    def _replace(self, query: str, number: int, table: pa.Table, *, create: bool) -> None:
+        """The rows of the window with this number, in place of those that are there."""
+        name, window = identifier(query), identifier(table.column_names[0])
+        if create:
+            self.insert(name, table, create=True)
+            index = hashlib.sha256(query.encode()).hexdigest()[:16]  # names may be cut
+            self.connection.execute(
+                f"CREATE UNIQUE INDEX dpstream_{index} ON {name} ({window}, {KEY_COLUMN})"
+            )
+            return
+        columns = ", ".join(
+            f"{column} = excluded.{column}" for column in map(identifier, table.column_names)
+        )
+        self.connection.execute(f"CREATE TEMP TABLE {_NEW} AS SELECT * FROM {name} WHERE 1 = 0")
+        self.insert(identifier(_NEW), table, create=False)
+        self.connection.execute(
+            f"DELETE FROM {name} WHERE {window} = {self.placeholder} "
+            f"AND {KEY_COLUMN} NOT IN (SELECT {KEY_COLUMN} FROM {_NEW})",
+            (number,),
+        )
+        self.connection.execute(
+            f"INSERT INTO {name} SELECT * FROM {_NEW} WHERE 1 = 1 "
+            f"ON CONFLICT ({window}, {KEY_COLUMN}) DO UPDATE SET {columns}"
+        )
+        self.connection.execute(f"DROP TABLE {_NEW}")
 
     def _insert(self, table: str, *values: Any) -> None:
         placeholders = ", ".join([self.placeholder] * len(values))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,7 +18,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from dpstream.connectors.encode import another_run, run_of, with_numbers
+from dpstream.connectors.encode import (
+    KEY_COLUMN,
+    another_run,
+    run_of,
+    with_key_column,
+    with_numbers,
+)
 from dpstream.connectors.server_base import is_uri
 from dpstream.connectors.storage import open_folder, safe_name
 from dpstream.errors import StateError
@@ -45,34 +51,65 @@ class DeltaSink:
 
     def write(self, name: str, window: int, trigger: int, table: pa.Table) -> None:
         """Append the rows in one commit, unless the table has them."""
-        run = run_of(table)
-        rows = _storable(with_numbers(table, window, trigger))
+        self._commit(name, window, trigger, run_of(table), with_numbers(table, window, trigger))
+
+    def upsert(
+        self, name: str, window: int, trigger: int, table: pa.Table, row_keys: Sequence[str]
+    ) -> None:
+        """Merge the rows into those of the window in one commit, unless it has a newer one."""
+        rows = with_key_column(with_numbers(table, window, trigger), row_keys)
+        self._commit(name, window, trigger, run_of(table), rows)
+
+    def _commit(self, name: str, window: int, trigger: int, run: str, rows: pa.Table) -> None:
+        """Rows with a key replace those of their window, others are added."""
+        rows = _storable(rows)
         with self._lock, self._explain_errors(name):
             known = self._known(name)
             self._refuse_another_run(name, run)
+            self._refuse_another_output(name, rows.schema)
             if known is not None and _has_release(known, window, trigger, self._uri(name)):
                 return
-            self._delta.write_deltalake(
-                self._uri(name) if known is None else known,
-                rows,
-                mode="append",
-                name=name if known is None else None,
-                commit_properties=self._delta.CommitProperties(
-                    custom_metadata={"query": name, "window": str(window), "run": run},
-                    app_transactions=[
-                        self._delta.Transaction(*_transaction(window, trigger)),
-                        self._delta.Transaction(_run_name(run), 0),
-                    ],
-                    max_commit_retries=0,  # another writer may have written this very release
-                ),
+            about = self._delta.CommitProperties(
+                custom_metadata={"query": name, "window": str(window), "run": run},
+                app_transactions=[
+                    self._delta.Transaction(*_transaction(window, trigger)),
+                    self._delta.Transaction(_run_name(run), 0),
+                ],
+                max_commit_retries=0,  # another writer may have written this very release
             )
+            if known is not None and rows.column_names[-1] == KEY_COLUMN:
+                column = rows.column_names[0]
+                same = (f"old.{name} = new.{name}" for name in (column, KEY_COLUMN))
+                merge = known.merge(
+                    rows,
+                    predicate=" AND ".join(same),
+                    source_alias="new",
+                    target_alias="old",
+                    commit_properties=about,
+                )
+                merge.when_matched_update_all().when_not_matched_insert_all()
+                merge.when_not_matched_by_source_delete(f"old.{column} = {window}").execute()
+            else:
+                self._delta.write_deltalake(
+                    self._uri(name) if known is None else known,
+                    rows,
+                    mode="append",
+                    name=name if known is None else None,
+                    commit_properties=about,
+                )
             self._sync(name)
 
     def check(self, name: str, schema: pa.Schema) -> None:
         """Refuse columns that Delta Lake has not: a table of them is made elsewhere, and goes."""
         rows = _storable(with_numbers(schema.empty_table(), 0, 1))
+        with self._lock, self._explain_errors(name):
+            self._refuse_another_output(name, rows.schema)
         with TemporaryDirectory(prefix="dpstream-") as elsewhere, self._explain_errors(name):
             self._delta.write_deltalake(elsewhere, rows, name=name)
+
+    def check_upsert(self, name: str, schema: pa.Schema) -> None:
+        """The same, of a table with keys."""
+        self.check(name, with_key_column(schema.empty_table()).schema)
 
     def fence(self, name: str, run: str) -> None:
         """Refuse a query that is here with releases of another run."""
@@ -98,6 +135,17 @@ class DeltaSink:
         known = self._known(query)
         if known is not None and known.transaction_version(_run_name(run)) is None:
             raise another_run(self._uri(query), query)
+
+    def _refuse_another_output(self, query: str, schema: pa.Schema) -> None:
+        """Rows with a key and rows without one have no table in common."""
+        known = self._known(query)
+        names = None if known is None else [field.name for field in known.schema().fields]
+        if names is not None and (KEY_COLUMN in names) != (KEY_COLUMN in schema.names):
+            was, now = ("upsert", "append") if KEY_COLUMN in names else ("append", "upsert")
+            raise StateError(
+                f"{self._uri(query)} was written with output = {was!r}, and this run has {now!r}; "
+                "use another sink"
+            )
 
     def _sync(self, query: str) -> None:
         """Make the newest commit and its files durable; an object store does so by itself."""

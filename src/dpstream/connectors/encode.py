@@ -5,9 +5,10 @@ The bytes are a function of the table alone, so a replay writes the same file.
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -56,6 +57,8 @@ def jsonl(table: pa.Table) -> bytes:
     return "\n".join([*texts, ""]).encode()
 
 
+KEY_COLUMN = "upsert_key"
+"""The column of a table's rows that are replaced by newer ones of the same key."""
 ENCODERS: dict[str, Callable[[pa.Table], bytes]] = {"parquet": parquet, "csv": csv, "jsonl": jsonl}
 
 
@@ -122,6 +125,29 @@ def release_facts(table: pa.Table) -> dict[str, Any]:
 def run_of(table: pa.Table) -> str:
     """The tag of the run that published a release; "" if it does not say."""
     return str(release_facts(table).get("run", ""))
+
+
+def row_keys(query: str, window: int, table: pa.Table, keys: Sequence[str]) -> list[str]:
+    """What tells each row of a release from all others of its query: a JSON object.
+
+    >>> row_keys("clicks", 4, pa.table({"page": ["/a"], "n": [1.0]}), ["page"])
+    ['{"query": "clicks", "window": 4, "page": "/a"}']
+    """
+    texts = {}
+    for name in keys:
+        column = table[name]  # NaN and the infinities have no place in JSON but as text
+        texts[name] = column.cast(pa.string()) if pa.types.is_floating(column.type) else column
+    head = json.dumps({"query": query, "window": window}, ensure_ascii=False)[:-1]
+    rows = jsonl(pa.table(texts)).decode().split("\n")[:-1] if keys else ["{}"] * len(table)
+    return [f"{head}, {row[1:]}" if keys else f"{head}}}" for row in rows]
+
+
+def with_key_column(table: pa.Table, row_keys: Sequence[str] = ()) -> pa.Table:
+    """The table with the digest of each row's key: of any length, a key has 32 characters."""
+    digests = [hashlib.sha256(key.encode()).hexdigest()[:32] for key in row_keys]
+    if KEY_COLUMN in table.column_names:
+        raise InvalidInput(f"the sink has its own column {KEY_COLUMN!r}; rename that of the query")
+    return table.append_column(KEY_COLUMN, pa.array(digests, pa.string()))
 
 
 def another_run(place: object, query: str, *, files: str = "") -> StateError:

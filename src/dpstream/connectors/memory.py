@@ -73,6 +73,10 @@ class TableSource:
         """The table's types."""
         return None if not self._typed else {field.name: field.type for field in self._table.schema}
 
+    def row_estimate(self, partition: str) -> int:
+        """The rows of the table."""
+        return len(self._table)
+
     def read(
         self, partition: str, position: Position, *, columns: Columns = None, until: Position = None
     ) -> Batch:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -61,9 +62,10 @@ A format is a function that parses messages together; InvalidInput if none of th
 """
 
 
-def decoder_from(options: ServerOptions) -> Decoder:
-    """The decoder that a server's options about messages ask for."""
-    kind, header = options.choice("format", FORMATS, "json"), options.text("header")
+def decoder_from(options: ServerOptions, *, kind: str | None = None) -> Decoder:
+    """The decoder that a server's options about messages ask for; `kind`: of this format."""
+    kind = options.choice("format", FORMATS, "json") if kind is None else kind
+    header = options.text("header")
     decoder = Decoder(kind, header=None if header is None else header.split(","))
     decoder.max_bytes = int(options.number("max_message_bytes", MAX_BYTES, least=1))
     decoder.max_unpacked = int(options.number("max_unpacked_bytes", MAX_UNPACKED, least=1))
@@ -106,6 +108,9 @@ class Decoder:
         bad: list[tuple[int, str]] = []
         usable: list[int] = []
         content: list[bytes] = []
+        if self._all_usable(payloads):
+            usable, content = list(range(len(payloads))), list(payloads)  # type: ignore[arg-type]
+            payloads = ()
         for at, payload in enumerate(payloads):
             reason = self._why_unusable(payload)
             if reason is None:
@@ -130,6 +135,15 @@ class Decoder:
         table = pa.concat_tables(tables, promote_options="default")
         return Decoded(table=table, origin=np.concatenate(origins), bad=sorted(bad))
 
+    def _all_usable(self, payloads: Sequence[bytes | None]) -> bool:
+        """Is there nothing to say of any of them? Asked of all at once: most are so."""
+        if not payloads or None in payloads:
+            return False
+        values: Sequence[Any] = payloads
+        sizes = [*map(len, values)]
+        whole = min(sizes) > 0 and max(sizes) <= self.max_bytes
+        return whole and not any(map(bytes.isspace, values))
+
     def _why_unusable(self, payload: bytes | None) -> str | None:
         if payload is None:
             return "it has no value (a tombstone)"
@@ -147,8 +161,11 @@ class Decoder:
 def _parse_json(payloads: Sequence[bytes], columns: Columns) -> ParsedRun:
     """One object a message."""
     # Between the tokens of JSON a tab is as good as a line end, and in its strings as bad.
-    lines = [p.translate(_NO_LINES) if b"\n" in p or b"\r" in p else p for p in payloads]
-    parsed = JsonlParser("a message").parse(b"\n".join(lines), final=True, columns=columns)
+    lines, text = payloads, b"\n".join(payloads)
+    if text.count(b"\n") >= len(payloads) or b"\r" in text:
+        lines = [p.translate(_NO_LINES) for p in payloads]
+        text = b"\n".join(lines)
+    parsed = JsonlParser("a message").parse(text, final=True, columns=columns)
     return _one_row_a_message(parsed, lines)
 
 
@@ -168,6 +185,8 @@ def _parse_csv(
 
 def _one_row_a_message(parsed: Parsed, lines: Sequence[bytes]) -> ParsedRun:
     """What was parsed of messages that each were one line of a text."""
+    if not parsed.bad:
+        return parsed.table, np.arange(len(lines)), []
     starts = np.cumsum([0, *(len(line) + 1 for line in lines)])
     wrong = np.searchsorted(starts, [bad.start for bad in parsed.bad], side="right") - 1
     reasons = [bad.reason for bad in parsed.bad]

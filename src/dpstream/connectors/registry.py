@@ -26,9 +26,9 @@ from dpstream.connectors.files.source import SUFFIXES, Files, GrowingDirectory, 
 from dpstream.connectors.memory import table_source
 from dpstream.connectors.pipes import StandardInput, StdoutSink
 from dpstream.connectors.server_base import ServerOptions, is_uri
-from dpstream.connectors.shared import AllSinks
+from dpstream.connectors.shared import AllSinks, UpsertSink
 from dpstream.errors import InvalidInput, InvalidParameter, MissingDependency
-from dpstream.records import Sink, Source
+from dpstream.records import Sink, Source, UpsertingSink
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,10 @@ class Connector:
     about: str
     extra: str | None = None
     """What to install: dpstream[extra]."""
+    promise: str = ""
+    """What holds after a crash, and how."""
+    upsert: bool = False
+    """Can a sink keep the newest release of each window alone?"""
 
     @property
     def package(self) -> str | None:
@@ -61,45 +65,89 @@ _PACKAGES = {
 """By extra."""
 SOURCES = {
     "files": Connector(
-        "clicks/*.parquet", "files of CSV, JSON lines or Parquet; with live, a directory that grows"
+        "clicks/*.parquet",
+        "files of CSV, JSON lines or Parquet; with live, a directory that grows",
+        promise="exactly once: by file and position, with a digest of what was read",
     ),
-    "-": Connector("-", "standard input: CSV or JSON lines"),
+    "-": Connector(
+        "-",
+        "standard input: CSV or JSON lines",
+        promise="exactly once with --state: rows are kept there before they count",
+    ),
     "kafka": Connector(
         "kafka://127.0.0.1:9092/clicks?format=json",
-        "a Kafka topic: JSON, CSV or Arrow messages",
+        "a Kafka topic: JSON, CSV or Arrow messages; with registry= Avro, JSON Schema, Protobuf",
         "kafka",
+        "exactly once: by the topic's id, partition and offset",
     ),
     "nats": Connector(
         "nats://127.0.0.1:4222/CLICKS?format=json",
         "a NATS JetStream stream: JSON, CSV or Arrow messages",
         "nats",
+        "exactly once: by the stream's birth and sequence numbers",
     ),
     "postgres": Connector(
         "postgres://user@127.0.0.1:5432/database?table=clicks&key=id",
         "a table of PostgreSQL that grows, by its key",
         "postgres",
+        "exactly once: by a key that grows, behind transactions that are open",
     ),
 }
 SINKS = {
-    "files": Connector("out/", "a file for each release: Parquet, csv:out/ or jsonl:out/"),
-    "-": Connector("-", "standard output: JSON lines"),
-    "sqlite": Connector("out.sqlite", "an SQLite file, a table for each query"),
-    "duckdb": Connector("out.duckdb", "a DuckDB file, a table for each query", "duckdb"),
-    "delta": Connector("delta:out/", "Delta Lake, a table for each query", "delta"),
+    "files": Connector(
+        "out/",
+        "a file for each release: Parquet, csv:out/ or jsonl:out/",
+        promise="exactly once: by the file's name",
+    ),
+    "-": Connector(
+        "-",
+        "standard output: JSON lines",
+        promise="exactly once with --state, but for a release during which it was killed",
+    ),
+    "sqlite": Connector(
+        "out.sqlite",
+        "an SQLite file, a table for each query",
+        promise="exactly once: one transaction with an index of releases",
+        upsert=True,
+    ),
+    "duckdb": Connector(
+        "out.duckdb",
+        "a DuckDB file, a table for each query",
+        "duckdb",
+        "exactly once: one transaction with an index of releases",
+        upsert=True,
+    ),
+    "delta": Connector(
+        "delta:out/",
+        "Delta Lake, a table for each query",
+        "delta",
+        "exactly once: one commit with an application transaction",
+        upsert=True,
+    ),
     "kafka": Connector(
-        "kafka://127.0.0.1:9092/releases", "a Kafka topic, by transactions", "kafka"
+        "kafka://127.0.0.1:9092/releases",
+        "a Kafka topic, by transactions; with registry= Avro or JSON Schema",
+        "kafka",
+        "exactly once for readers of committed messages: one transaction with an index",
+        upsert=True,
     ),
     "nats": Connector(
         "nats://127.0.0.1:4222/RELEASES",
         "a NATS JetStream stream, a subject for each release",
         "nats",
+        "exactly once: a subject takes one message",
     ),
     "postgres": Connector(
         "postgres://user@127.0.0.1:5432/database?schema=releases",
         "PostgreSQL, a table for each query",
         "postgres",
+        "exactly once: one transaction with an index of releases",
+        upsert=True,
     ),
 }
+UPSERT = "upsert:"
+"""Before the name of a sink: its releases replace those before them."""
+OUTPUTS = ("append", "upsert")
 _DATABASES: dict[str, Callable[[Path], Sink]] = {
     ".sqlite": SqliteSink,
     ".db": SqliteSink,
@@ -154,10 +202,14 @@ def open_sink(spec: Any, *, journal: Path | None = None, again: bool = False) ->
     format; "delta:out/" has a Delta Lake table for each query. A path that ends in .sqlite, .db or
     .duckdb is a database. "-" is standard output, which remembers what it wrote in the file
     `journal`. A URI such as "kafka://127.0.0.1:9092/releases" names a server. None is no sink.
-    `again`: this process has opened it before, and others may be writing there.
+    "upsert:" before a database, "delta:" or a Kafka topic: the newest release of each window takes
+    the place of those before. `again`: this process has opened it before, and others may be writing
+    there.
     """
     if spec is None:
         return None
+    if isinstance(spec, str) and spec.startswith(UPSERT):
+        return _upserting(open_sink(spec.removeprefix(UPSERT), again=again), spec)
     if isinstance(spec, str) and spec == "-":
         return StdoutSink(journal=journal)
     if is_uri(spec) and not spec.startswith("delta:"):
@@ -174,6 +226,32 @@ def open_sink(spec: Any, *, journal: Path | None = None, again: bool = False) ->
         "a sink must be a directory, a database file, a URI, '-' or have the methods write and "
         f"close; got {spec!r:.200}"
     )
+
+
+def upsert_specs(spec: Any) -> Any:
+    """What names a sink, or several, for upserts.
+
+    >>> upsert_specs(["out.sqlite", "upsert:delta:out/"])
+    ['upsert:out.sqlite', 'upsert:delta:out/']
+    """
+    if spec is None or isinstance(spec, UpsertSink):
+        return spec
+    if isinstance(spec, str | os.PathLike):
+        text = os.fspath(spec)
+        return text if text.startswith(UPSERT) else f"{UPSERT}{text}"
+    if isinstance(spec, Sequence):
+        return [upsert_specs(each) for each in spec]
+    return _upserting(spec, spec)
+
+
+def _upserting(sink: Any, spec: Any) -> UpsertSink:
+    if not isinstance(sink, UpsertingSink):
+        able = ", ".join(each.example for each in SINKS.values() if each.upsert)
+        raise InvalidParameter(
+            f"{spec!r:.200} cannot replace releases that are there; output = 'upsert' is for sinks "
+            f"such as {able}"
+        )
+    return UpsertSink(sink)
 
 
 def open_uri(kind: str, uri: str, more: Mapping[str, Any] | None = None) -> Any:

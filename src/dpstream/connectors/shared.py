@@ -15,6 +15,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from dpstream.connectors.encode import row_keys
+from dpstream.errors import InvalidInput, InvalidParameter
 from dpstream.records import (
     Batch,
     CheckedSource,
@@ -24,7 +26,9 @@ from dpstream.records import (
     InferredTypes,
     Position,
     Sink,
+    SizedPartitions,
     Source,
+    UpsertingSink,
     check_schema,
     fence,
 )
@@ -38,7 +42,7 @@ class SharedSource:
     has it, or while there is room; what one query parses of it, ids of units and groups above all,
     the others share. Other projections (a look at the time column) are read as they are asked for.
     The source is closed when each query has closed it. Of the source's abilities it has
-    `chunk_ranges`, `check` and `inferred`.
+    `chunk_ranges`, `row_estimate`, `check` and `inferred`.
     """
 
     def __init__(
@@ -110,6 +114,13 @@ class SharedSource:
                 return None
             return self._source.chunk_ranges(partition, column)
 
+    def row_estimate(self, partition: str) -> int | None:
+        """What the source knows of it."""
+        with self._lock:
+            if not isinstance(self._source, SizedPartitions):
+                return None
+            return self._source.row_estimate(partition)
+
     def close(self) -> None:
         """Close the source when the last query has closed it."""
         with self._lock:
@@ -159,6 +170,7 @@ class SharedSink:
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
+        self.sinks = [sink]
         at_once = isinstance(sink, ConcurrentSink) and sink.concurrent
         self._turn = nullcontext() if at_once else Lock()
 
@@ -192,28 +204,80 @@ def shared_sinks(spec: Any) -> Any:
     return SharedSink(spec) if isinstance(spec, Sink) else spec
 
 
+class UpsertSink:
+    """A sink that keeps the newest release of each window alone, by the keys of each query."""
+
+    def __init__(self, sink: UpsertingSink) -> None:
+        self._sink = sink
+        self._keys: dict[str, Sequence[str]] = {}
+
+    def tell_keys(self, name: str, keys: Sequence[str]) -> None:
+        """The columns that tell the groups of a query's window apart."""
+        self._keys[name] = keys
+
+    def write(self, name: str, window: int, trigger: int, table: pa.Table) -> None:
+        """Replace what the window has."""
+        keys = self._keys[name]
+        texts = row_keys(name, window, table, keys)
+        if len(set(texts)) < len(texts):
+            raise InvalidInput(
+                f"output = 'upsert' must tell the rows of {name!r} apart by {', '.join(keys)}; "
+                f"{len(texts) - len(set(texts))} of window {window} have the keys of others, and "
+                "would be lost: use output = 'append' with another sink"
+            )
+        self._sink.upsert(name, window, trigger, table, texts)
+
+    def check(self, name: str, schema: pa.Schema) -> None:
+        """Refuse releases without the columns that tell rows apart, and what the sink refuses."""
+        keys = self._keys[name]
+        missing = [key for key in keys if key not in schema.names]
+        if missing:
+            raise InvalidParameter(
+                f"output = 'upsert' tells the rows of {name!r} apart by {', '.join(keys)}; its "
+                f"releases have no column {missing[0]!r}: add it to SELECT"
+            )
+        self._sink.check_upsert(name, schema)
+
+    def fence(self, name: str, run: str) -> None:
+        """Refuse a run whose releases it cannot take, before it is paid for."""
+        fence(self._sink, name, run)
+
+    def close(self) -> None:
+        """Close it."""
+        self._sink.close()
+
+
+def tell_keys(sink: Sink | None, name: str, keys: Sequence[str]) -> None:
+    """Tell those sinks that upsert what the keys of a query are."""
+    if isinstance(sink, AllSinks | SharedSink):
+        for each in sink.sinks:
+            tell_keys(each, name, keys)
+    elif isinstance(sink, UpsertSink):
+        sink.tell_keys(name, keys)
+
+
 class AllSinks:
     """Every release goes to each of several sinks, in order; to a `TwoPhaseSink` in one step."""
 
     def __init__(self, sinks: Sequence[Sink]) -> None:
-        self._sinks = list(sinks)
+        self.sinks = list(sinks)
 
     def write(self, name: str, window: int, trigger: int, table: pa.Table) -> None:
         """Write to all; after a failure the next run writes again where it is missing."""
-        for sink in self._sinks:
+        for sink in self.sinks:
             sink.write(name, window, trigger, table)
 
     def check(self, name: str, schema: pa.Schema) -> None:
         """Refuse a query whose releases one of them could not take."""
-        for sink in self._sinks:
+        for sink in self.sinks:
             check_schema(sink, name, schema)
 
     def fence(self, name: str, run: str) -> None:
         """Refuse a run whose releases one of them cannot take, before it is paid for."""
-        for sink in self._sinks:
+        for sink in self.sinks:
             fence(sink, name, run)
 
     def close(self) -> None:
         """Close all."""
-        for sink in self._sinks:
+        for sink in self.sinks:
             sink.close()

@@ -126,7 +126,16 @@ def old_files(folder: Path, keep: timedelta) -> list[Path]:
     """Files that were put into a folder so long ago: their times change when they are moved."""
     before = time.time() - keep.total_seconds()
     paths = folder.iterdir() if folder.is_dir() else ()
-    return sorted(path for path in paths if path.is_file() and path.stat().st_ctime < before)
+    return sorted(p for p in paths if p.is_file() and is_older(p, before, by="st_ctime"))
+
+
+def is_older(path: Path, moment: float, *, by: str = "st_mtime") -> bool:
+    """Is a file's time before this moment? That of one that was removed meanwhile is not."""
+    try:
+        when: float = getattr(path.stat(), by)
+    except FileNotFoundError:
+        return False
+    return when < moment
 
 
 class AgingFolder:

@@ -120,7 +120,7 @@ def advance_noise(
     noise: KeyedNoise | None,
     joining: Words,
     step: int,
-    sigma: float,
+    sigma: float | Reals,
     draw: Draw,
     *,
     distinct: bool = False,
@@ -128,8 +128,9 @@ def advance_noise(
     """Move everybody's process to `step` (from 1) and let `joining` in, as if begun at step 1.
 
     Answers who is in, in the order of joining, and the noise of each in grid steps. The arrays of
-    `noise` (None: nobody has joined) are used up: they become those of the answer. `distinct`
-    says that a table made sure that nobody joins twice.
+    `noise` (None: nobody has joined) are used up: they become those of the answer. `sigma`: one for
+    all, or one for each in that order. `distinct` says that a table made sure that nobody joins
+    twice.
     """
     known = no_keys(process) if noise is None else noise
     ids, state, path = known.ids, known.state, np.zeros(0)
@@ -148,6 +149,8 @@ def advance_noise(
         state, path = append_rows(state, new_state), np.concatenate([path, new_path])
         ids = append_rows(ids, joining)
     steps: Integers = np.empty(len(path), np.int64)
+    if isinstance(sigma, np.ndarray):
+        path, sigma = path * sigma, 1.0
     _round_to_grid(path, sigma, steps)
     return KeyedNoise(ids=ids, state=state, step=step), steps
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +11,15 @@ import pyarrow as pa
 
 from dpstream.query.column_types import Types
 from dpstream.query.row_spec import Prepare
-from dpstream.records import Batch, CheckedSource, Columns, Position, Rejected, Source
+from dpstream.records import (
+    Batch,
+    CheckedSource,
+    Columns,
+    ParallelReads,
+    Position,
+    Rejected,
+    Source,
+)
 from dpstream.rows.row_batch import RejectedRows, Rows
 from dpstream.rows.row_reader import ParsedColumns, RowReader
 
@@ -69,6 +78,19 @@ class OperatorCounts:
         self.late += unused.late
         self.other_keys += unused.other_keys
 
+    def note_unused(self, name: str, unused: RejectedRows) -> None:
+        """Count and keep what was not used of rows that were made of others."""
+        self.count(0, unused)
+        if unused.rejected:
+            self.reject(name, unused.rejected)
+
+    def add(self, counted: OperatorCounts) -> None:
+        """Add rows that were counted elsewhere."""
+        self.read += counted.read
+        self.outside += counted.outside
+        self.late += counted.late
+        self.other_keys += counted.other_keys
+
     def note_lag(self, seconds: float) -> None:
         """Note how long after its trigger a step of a live run was out."""
         self.lag_seconds = seconds
@@ -109,6 +131,14 @@ class ChunkReader:
         if self.reader.query.privacy_unit_column not in self.reader.types:
             self.reader.learn(self.source.columns(partition))
 
+    def beside(self) -> ChunkReader:
+        """The same for another thread, if the source can be read by several; else this one."""
+        if not isinstance(self.source, ParallelReads):
+            return self
+        other = copy(self)
+        other.source = self.source.reader()
+        return other
+
     def batch(self, partition: str, position: Position, *, until: Position = None) -> Batch:
         """The chunk at a position, as the source has it."""
         self.learn(partition)
@@ -123,17 +153,20 @@ class ChunkReader:
         *,
         arrived: int | None = None,
         parsed: ParsedColumns | None = None,
+        counts: OperatorCounts | None = None,
     ) -> tuple[Rows, list[Rejected]]:
         """The rows of a chunk, and those of it that cannot be used.
 
         `arrived`: the step at which it came, and was counted; None: the rows' times tell.
+        `counts`: where rows are counted, if not at once for the operator.
         """
         where = batch.where or (partition if position is None else f"{partition} from {position}")
         parsed = batch.parsed if parsed is None else parsed
         rows, unused = self.reader.read(
             batch.table, where, arrived=arrived, parsed=parsed, prepare=self.prepare
         )
-        self.operator.count(0 if arrived is not None else batch.size, unused)
+        counts = self.operator if counts is None else counts
+        counts.count(0 if arrived is not None else batch.size, unused)
         return rows, [*batch.rejected, *unused.rejected]
 
     def joined_rows(self, batches: Sequence[Batch], *, arrived: int) -> Rows | None:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-import os
 import sys
 import time
 from abc import ABC, abstractmethod
@@ -81,7 +80,8 @@ class EngineOptions:
     """How the work is done; none of it changes what is published."""
 
     buckets: int = 0
-    """Hash buckets; 0: one per core. A state directory keeps the number it was made with."""
+    """Hash buckets; 0: as the size of a step demands, whatever the number of cores. A state
+    directory keeps the number it was made with."""
     threads: int = 0
     """0: one per core."""
     snapshot_every: int = 10
@@ -491,8 +491,9 @@ class QueryRun(Run):
             notes["beginning"] = asdict(self.beginning)
         return notes
 
+    @abstractmethod
     def _default_buckets(self) -> int:
-        return self.options.buckets or len(os.sched_getaffinity(0))
+        """How many hash buckets a run begins with."""
 
     def _admit(self) -> None:
         """Open the book if there is none; refuse early what will not fit."""

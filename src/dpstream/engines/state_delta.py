@@ -15,11 +15,13 @@ from dpstream.counting.noise_process import KeyedNoise
 from dpstream.group_by.bounding import pair_table, unit_table
 from dpstream.group_by.contributions import contribution_table, distinct_tables
 from dpstream.group_by.flow import Flow
+from dpstream.group_by.grouping_sets import counts_in_sets
 from dpstream.group_by.groups import GroupBucket
 from dpstream.group_by.hash_tables import HashTable
+from dpstream.rows.row_batch import Rows
 
 Owner = tuple[str, int]
-"""("window", number) or ("period", number)."""
+"""("window", number), ("period", number) or ("remembered", version): what each version has."""
 Watermarks = dict[str, Any]
 """How much of an owner's tables a snapshot has: rows in use."""
 STAGES = ("units", "groups")
@@ -34,13 +36,16 @@ def owners(flow: Flow) -> list[Owner]:
     tables = (
         t
         for bucket in flow.state.units
-        for t in (bucket.windows, bucket.counted_pairs, bucket.contributions)
+        for t in (bucket.windows, bucket.counted_pairs, bucket.contributions, bucket.set_pairs)
     )
     windows = {number for by_window in tables for number in by_window}
-    windows |= set(flow.state.windows) | set(flow.state.totals)
-    return [("period", n) for n in sorted(flow.state.periods)] + [
-        ("window", n) for n in sorted(windows)
-    ]
+    windows |= set(flow.state.windows) | set(flow.state.totals) | set(flow.state.held)
+    versions = [] if flow.remembered is None else [flow.remembered.version]
+    return (
+        [("period", n) for n in sorted(flow.state.periods)]
+        + [("window", n) for n in sorted(windows)]
+        + [("remembered", n) for n in versions if n]
+    )
 
 
 def extract(
@@ -48,10 +53,17 @@ def extract(
 ) -> tuple[dict[str, Any], Watermarks]:
     """What is new since `since` (None: everything), and the watermarks to go on from."""
     delta: dict[str, Any] = {}
+    if owner[0] == "remembered":
+        assert flow.remembered is not None
+        return ({} if since else flow.remembered.save()), {"all": True}
     if "units" in stages:
         for name, tables in _unit_tables(flow, owner).items():
             known = [0] * len(tables) if since is None else since[name]
             delta[name] = flow.workers.each(HashTable.delta, tables, known)
+        if owner[0] == "window" and flow.query.per_unit is not None:
+            pieces = flow.state.held.get(owner[1], [])
+            delta["held since"] = 0 if since is None else min(since["held"], len(pieces))
+            delta["held"] = [_held(rows) for rows in pieces[delta["held since"] :]]
     if "groups" in stages and owner[0] == "window":
         buckets = _group_buckets(flow, owner[1])
         seen = [_UNSEEN] * len(buckets) if since is None else since["groups"]
@@ -65,10 +77,17 @@ def restore(
     flow: Flow, owner: Owner, delta: dict[str, Any], stages: Sequence[str] = STAGES
 ) -> Watermarks:
     """Take in what was extracted, after all that was extracted before it."""
+    if owner[0] == "remembered":
+        assert flow.remembered is not None
+        if delta:
+            flow.remembered.restore(delta)
+        return {"all": True}
     if "units" in stages:
         for name, tables in _unit_tables(flow, owner).items():
             for table, rows in zip(tables, delta[name], strict=True):
                 table.apply(rows)
+        if "held" in delta:
+            _restore_held(flow, owner[1], delta)
     if "groups" in stages and owner[0] == "window":
         flow.state.windows.setdefault(owner[1], [flow.new_groups() for _ in range(flow.buckets)])
         for bucket, group in zip(_group_buckets(flow, owner[1]), delta["groups"], strict=True):
@@ -80,10 +99,14 @@ def is_wasteful(flow: Flow, current: Sequence[Owner], stored: int) -> bool:
     """Do files of `stored` bytes hold far more than there is of these owners?"""
     size = 0  # about
     for owner in current:
+        if owner[0] == "remembered":
+            continue
         groups = flow.state.windows.get(owner[1], []) if owner[0] == "window" else []
         of_units = [table for some in _unit_tables(flow, owner).values() for table in some]
         tables = [*of_units, *(bucket.table for bucket in groups)]
         size += sum(table.stored for table in tables)
+        if owner[0] == "window":
+            size += sum(rows.bytes for rows in flow.state.held.get(owner[1], []))
         size += sum(bucket.bytes - bucket.table.bytes for bucket in groups)
     return stored > _GROWTH * size + _SMALL
 
@@ -93,6 +116,8 @@ def _watermarks(flow: Flow, owner: Owner, stages: Sequence[str]) -> Watermarks:
     if "units" in stages:
         for name, tables in _unit_tables(flow, owner).items():
             marks[name] = [table.used for table in tables]
+        if owner[0] == "window" and flow.query.per_unit is not None:
+            marks["held"] = len(flow.state.held.get(owner[1], []))
     if "groups" in stages and owner[0] == "window":
         marks["groups"] = [
             (
@@ -114,6 +139,8 @@ def _unit_tables(flow: Flow, owner: Owner) -> dict[str, list[HashTable]]:
         tables = {"tables": [b.windows.setdefault(number, pair_table(b.bounds)) for b in units]}
         if flow.query.totals and flow.query.counts_units:
             tables["counted"] = [b.counted_pairs.setdefault(number, HashTable()) for b in units]
+        if counts_in_sets(flow.query):
+            tables["sets"] = [b.set_pairs.setdefault(number, HashTable()) for b in units]
         if flow.query.unit_measures:
             for bucket in units:
                 bucket.contributions.setdefault(number, contribution_table(flow.query))
@@ -126,6 +153,29 @@ def _unit_tables(flow: Flow, owner: Owner) -> dict[str, list[HashTable]]:
     if flow.query.totals:
         tables["dropped"] = [b.dropped.setdefault(number, HashTable(1)) for b in units]
     return tables
+
+
+_OF_ROW = ("units", "groups", "digests", "steps", "values")
+
+
+def _held(rows: Rows) -> dict[str, Any]:
+    """Rows that wait, as plain arrays."""
+    keys = np.frombuffer(arrow_stream(rows.keys.combine_chunks()), np.uint8)
+    arrays = {name: np.ascontiguousarray(getattr(rows, name)) for name in _OF_ROW}
+    return arrays | {"period": int(rows.periods[0]), "keys": keys}
+
+
+def _restore_held(flow: Flow, window: int, delta: dict[str, Any]) -> None:
+    pieces = flow.state.held.setdefault(window, [])
+    del pieces[delta["held since"] :]
+    for piece in delta["held"]:
+        arrays: dict[str, Any] = {name: piece[name] for name in _OF_ROW}
+        size, keys = len(arrays["steps"]), pa.py_buffer(piece["keys"].tobytes())
+        of_all = {"windows": window, "periods": piece["period"]}
+        arrays |= {name: np.broadcast_to(np.int64(n), size) for name, n in of_all.items()}
+        pieces.append(Rows(**arrays, keys=pa.ipc.open_stream(keys).read_all()))
+    if not pieces:
+        del flow.state.held[window]
 
 
 def _group_buckets(flow: Flow, window: int) -> list[GroupBucket]:
@@ -144,7 +194,8 @@ def _group(
     shown, known = bucket.shown, bucket.members
     of_values = [each.delta(values[n] if values else 0) for n, each in enumerate(bucket.values)]
     of_cells = [each.delta(cells[n] if cells else 0) for n, each in enumerate(bucket.cells)]
-    more = {"values": of_values} if of_values else {}
+    more: dict[str, Any] = {"values": of_values} if of_values else {}
+    more |= {"remembered": bucket.remembered.copy()} if len(bucket.remembered) else {}
     return (
         more
         | ({"cells": of_cells} if of_cells else {})
@@ -181,6 +232,7 @@ def _restore_group(bucket: GroupBucket, part: dict[str, Any]) -> None:
     bucket.active = np.concatenate([bucket.active, part["active"]])
     if len(part["active"]):
         bucket.keys.append(pa.ipc.open_stream(pa.py_buffer(part["keys"].tobytes())).read_all())
+    bucket.remembered = part.get("remembered", np.zeros(0, np.int64))
     bucket.joined = part["joined"]
     if part["noise"] is not None:
         joined = bucket.round if bucket.in_rounds else np.arange(bucket.joined)

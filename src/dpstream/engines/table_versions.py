@@ -132,6 +132,15 @@ class TableVersions:
         for name, digest in saved.get("tables", {}).items():
             self._use(self._kept(self._first[name], digest, saved["step"]), saved["step"] - 1)
 
+    def prepared_as(self, digests: Mapping[str, str], step: int) -> Prepare:
+        """What rows were prepared with that met these versions, at a step."""
+        joining: object = self._query.prepare
+        assert isinstance(joining, Joining)
+        tables = {whole.name: whole for whole in joining.tables}
+        met = {name: self._kept(self._first[name], each, step) for name, each in digests.items()}
+        prepare: Prepare = joining.with_tables(tables | met)
+        return prepare
+
     def settle(self, saved: Mapping[str, Any]) -> None:
         """No recovery goes back beyond this snapshot: versions of before it go."""
         if self._folder is None:
@@ -140,8 +149,8 @@ class TableVersions:
         with self._lock:
             newest = {name: digest for at, name, digest in self._since if at < step}
             later = [each for each in self._since if each[0] >= step]
-            kept = [(step - 1, name, digest) for name, digest in newest.items()]
-            kept += [(step - 1, name, digest) for name, digest in saved.get("tables", {}).items()]
+            kept = [(step - 1, name, digest) for name, digest in saved.get("tables", {}).items()]
+            kept += [(step - 1, name, digest) for name, digest in newest.items()]
             self._since = [*dict.fromkeys(kept), *later]
             for table in self._first:
                 needed = {digest for _, name, digest in self._since if name == table}

@@ -97,6 +97,84 @@ _NO_LIMIT: Final = 10**9
 _CHUNK: Final = 1 << 22  # counts fed at once: a wide stream is never held in memory twice
 
 
+@dataclass(frozen=True, kw_only=True)
+class Character:
+    """How a stream moves, in units of the noise of publishing every step (w / epsilon).
+
+    `step`: mean change of a count from one step to the next; `window`: within w steps; `level`:
+    mean count. `count`: of how many publications per window noise and movement between them add up
+    to least. `printed`: Figure 6 of "SPAS: Continuous Release of Data Streams under w-Event
+    Differential Privacy", 2025, its sum of changes within a window over the variance of that noise.
+    """
+
+    step: float
+    window: float
+    level: float
+    count: int
+    printed: float
+    width: int
+
+    @classmethod
+    def of(cls, block: Integers, *, epsilon: Amount, window: int) -> Character:
+        """Of counts, steps x bins: it reads exact values, so it is for data that are no secret.
+
+        >>> ramp = Character.of(np.arange(60)[:, None] * 50, epsilon=1, window=10)
+        >>> ramp.step, ramp.window, ramp.count, ramp.words().partition(":")[0]
+        (5.0, 50.0, 10, 'restless')
+        >>> Character.of(np.full((60, 1), 50), epsilon=1, window=10).count
+        1
+        """
+        noise = window / float(positive(epsilon, "epsilon"))
+        data = block.astype(np.float64)
+        span = min(window, max(len(data) - 1, 1))
+        step, far = (
+            float(np.abs(data[lag:] - data[:-lag]).mean() / noise) if len(data) > lag else 0.0
+            for lag in (1, span)
+        )
+        return cls(
+            step=step,
+            window=far,
+            level=float(data.mean() / noise),
+            count=_best_publications(step, far, span, window),
+            printed=step * (span - 1) / (2 * noise),
+            width=window,
+        )
+
+    def words(self) -> str:
+        """What that says about which mechanisms rank first."""
+        if self.level * self.width < 1:
+            return (
+                "hidden: its counts are below the noise of one publication per window, so that "
+                "answers near 0 are as good as any"
+            )
+        if 2 * self.count > self.width:
+            return (
+                "restless: a count moves so much from step to step that holding it costs more "
+                "than noise, and uniform and its kind rank first"
+            )
+        if self.count == 1:
+            return (
+                "still: a count hardly moves further in a window than in a step, or not by more "
+                "than noise, so that one publication per window is enough, and sample and its kind "
+                "rank first"
+            )
+        return (
+            f"between: about {self.count} publications per window of {self.width} would do, and "
+            "whoever finds their number and place ranks first"
+        )
+
+
+def _best_publications(step: float, far: float, span: int, window: int) -> int:
+    """Noise c / w, and movement over w / c steps as a power of their number, from both ends."""
+    if not step or not far:
+        return 1
+    power = min(max(math.log(far / step) / math.log(span), 0.0), 1.0) if span > 1 else 1.0
+    counts = np.arange(1, window + 1)
+    held = window / counts
+    errors = counts / window + step * held**power * (1 - 1 / held)
+    return int(counts[int(np.argmin(errors))])
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Score:
     """One run: errors by step, the share of steps paid for, the budget used, the time taken.

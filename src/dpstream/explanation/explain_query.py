@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from dpstream.errors import InvalidParameter
 from dpstream.explanation.plan_facts import Explanation, Stage
 from dpstream.group_by.hash_tables import LARGE_TABLE, row_bytes
 from dpstream.group_by.release_table import release_schema, series_schema
@@ -15,9 +17,11 @@ from dpstream.mechanisms import name_of
 from dpstream.mechanisms.runner import Runner
 from dpstream.privacy.amounts import show
 from dpstream.query.aggregates import Measure, OfCells
+from dpstream.query.grouping_sets import set_name
 from dpstream.query.noise_plan import NoisePlan, WindowPlan, plan_query
+from dpstream.query.per_unit import PerUnit
 from dpstream.query.public_tables import Joining
-from dpstream.query.quantiles import Cells, Level, Quantile
+from dpstream.query.quantiles import Cells, ExponentialQuantile, Level, Quantile
 from dpstream.query.query import Query
 from dpstream.query.row_spec import Finish, RowSpec
 from dpstream.query.series_query import SeriesQuery
@@ -29,7 +33,10 @@ _QUERY_BYTES = 2 << 20  # threads, buffers and small objects of a query that run
 _ID, _WORD = 16, 8  # bytes
 _SEEN_BYTES = _ID  # of a unit in an open window of a series
 _LOOKED_AT = 48  # windows; cumulating ones differ in how often they are published
+_MOST_TRIED = 100  # releases, up to which the other mechanism's error is worked out
 _TRIED = 400  # steps of a made-up stream that tell a mechanism's noise
+_WAITING_BYTES = 80  # of a row that waits for its trigger
+_HELD_BYTES = 72  # of a row that waits for its window, besides its columns
 _NOISY = ("latch", "select", "perturb", "mechanism", "finish")  # stages
 _NOT_PROTECTED = (
     "the query itself: bounds, windows, schedule, noise and thresholds are public",
@@ -163,10 +170,26 @@ def _stages(query: RowSpec, windows: str, own: list[tuple[str, str]]) -> list[St
         late = f", rows up to {in_words(allowed)} late" if allowed else ""
         where = f"{windows} by {query.time_column} in {query.time_zone}{late}"
         stages.append(("window", where))
+    if query.per_unit is not None:
+        stages.append(("per unit", _inner_words(query, query.per_unit)))
     stages += own
     if query.finish is not None:
         stages.append(("finish", f"{query.finish!r} (of noisy values: costs nothing)"))
     return [Stage(name, does, noisy=name in _NOISY) for name, does in stages]
+
+
+def _inner_words(query: RowSpec, per_unit: PerUnit) -> str:
+    """What becomes of a unit's rows, and when."""
+    unit, end = query.privacy_unit_column, "the end"
+    if query.window is not None:
+        end = "a window closes"
+        if query.allowed_lateness:
+            end += f" (with its {in_words(query.allowed_lateness)} of lateness)"
+    cut = "" if query.window is None else "; cut at the ends of windows"
+    if query.window is not None and query.privacy_unit_period != "forever":
+        cut += f" and of periods of {in_words(query.privacy_unit_period)}"
+    rows = f"rows wait; when {end}" if query.window is not None else "rows wait; at the end"
+    return f"{rows}, those of each {unit} become: {per_unit.in_words}{cut}"
 
 
 def _group_by_stages(query: Query, releases: int) -> list[Stage]:
@@ -180,6 +203,9 @@ def _group_by_stages(query: Query, releases: int) -> list[Stage]:
             f"{rows} row{'s' * (rows != 1)} in all"
         )
     by = ", ".join(query.keys) or "nothing (one group)"
+    if query.grouping_sets:
+        by = f"{', '.join(map(set_name, query.grouping_sets))}, of the same rows"
+        most += f", a group being all keys ({', '.join(query.keys)}) together"
     stages = [
         ("bound", f"keep of each unit at most {most}"),
         ("aggregate", f"{', '.join(a.name for a in query.aggregates) or 'units'} by {by}"),
@@ -193,6 +219,9 @@ def _group_by_stages(query: Query, releases: int) -> list[Stage]:
     times = "once" if releases == 1 else f"{releases} times"
     does = "add noise; publish" if query.aggregates else "publish the keys alone of"
     stages.append(("perturb", f"{does} each window {times}"))
+    if query.grouping_sets and query.public_groups is not None:
+        does = "make the sets of keys consistent: a total is the sum of its parts"
+        stages.append(("least squares", does))
     windows = "one window" if query.window is None else _window_words(query.window)
     return _stages(query, windows, stages)
 
@@ -246,6 +275,8 @@ def _series_unit(query: SeriesQuery) -> str:
 
 def measure_name(measure: Measure) -> str:
     """What noise is put on, in words."""
+    if isinstance(measure, Level) and measure.share is not None:
+        return f"choice among {measure.cells.leaves} leaves of {measure.cells.column}"
     if isinstance(measure, Level):
         cells, count = measure.cells, len(measure.cells.levels)
         if not cells.haar:
@@ -265,8 +296,9 @@ def measure_name(measure: Measure) -> str:
 
 
 def _measures(plan: NoisePlan) -> list[dict[str, Any]]:
-    measures, total = [], plan.calibrated.mu_squared
-    for measure, change, share in zip(plan.columns, plan.sensitivities, plan.shares, strict=True):
+    measures, total = [], plan.total
+    columns = zip(plan.columns, plan.sets, plan.sensitivities, plan.shares, strict=True)
+    for measure, names, change, share in columns:
         if isinstance(measure, Level):  # all of a column at once
             if measure.level:
                 continue
@@ -274,12 +306,14 @@ def _measures(plan: NoisePlan) -> list[dict[str, Any]]:
         value = float(change * measure.quantum)
         measures.append(
             {
-                "measure": measure_name(measure),
+                "measure": measure_name(measure) + _by_set(names),
                 "sensitivity": value,
                 "quantum": float(measure.quantum),
-                "derivation": _per_unit(measure, plan, value)
+                "derivation": _in_all(measure, plan.query, value)
+                if plan.query.pure and not isinstance(measure, Level)
+                else _per_unit(measure, plan, value)
                 if measure.per_unit
-                else _derivation(measure, plan.query, value),
+                else _derivation(measure, plan.query, value, names),
                 "share": f"{float(share / total):.{0 if share * 50 > total else 1}%}",
             }
         )
@@ -320,9 +354,40 @@ def _per_unit(measure: Measure, plan: NoisePlan, value: float) -> str:
     return how
 
 
-def _derivation(measure: Measure, query: Query, value: float) -> str:
-    """How the sensitivity of a measure is computed, in words."""
+def _in_all(measure: Measure, query: Query, value: float) -> str:
+    """The same where all that a unit adds counts together, as for Laplace noise."""
+    largest = float(measure.largest * measure.quantum)
+    times, what = round(value / largest), "groups"
+    if not (measure.kind == "units" or measure.per_unit):
+        what = "rows"
+    told = f"at most {largest:g} in each of {times} {what}, added up: {value:.4g}"
+    if measure.kind == "value" and measure.middle:
+        told += f" (values are counted from {float(measure.middle):g})"
+    return told
+
+
+def _by_set(names: Sequence[str] | None) -> str:
+    """Which of several sets of keys it is."""
+    return "" if names is None else f" by {set_name(names)}"
+
+
+def _derivation(
+    measure: Measure, query: Query, value: float, names: Sequence[str] | None = None
+) -> str:
+    """How the sensitivity of a measure is computed, in words; `names`: of a set of keys."""
     bounds = query.bounds
+    if isinstance(measure, Level) and measure.share is not None:
+        most = bounds.rows_per_group
+        moved = float(max(measure.share, 1 - measure.share) * most)
+        return (
+            f"{most} row{'s' * (most != 1)} of a unit in a group move its distance from any leaf "
+            f"by {moved:g} of a rank; a choice in each of {bounds.groups} groups at every release"
+        )
+    if names is not None and len(names) < len(query.keys):
+        groups, largest = query.groups_of_set(names), float(measure.largest * measure.quantum)
+        if measure.kind == "units":
+            return f"1 in each of {groups} groups: sqrt({groups}) = {value:.4g}"
+        return f"at most {largest:g} per row, all {bounds.rows} rows in one group: {value:.4g}"
     if measure.kind == "units":
         return f"1 in each of {bounds.groups} groups: sqrt({bounds.groups}) = {value:.4g}"
     if measure.kind == "round":
@@ -354,6 +419,10 @@ def _columns(plan: NoisePlan, releases: int) -> list[dict[str, Any]]:
     """Noise of each published column; an average's depends on how many rows are behind it."""
     query, window = plan.query, plan.window(releases)
     columns: list[dict[str, Any]] = []
+    if query.grouping_sets:
+        return [
+            each for at in range(len(query.grouping_sets)) for each in _of_set(plan, window, at)
+        ]
     for aggregate in query.aggregates:
         if isinstance(aggregate, OfCells):
             columns.append(_cells_noise(aggregate, plan, window, releases))
@@ -384,6 +453,37 @@ def _columns(plan: NoisePlan, releases: int) -> list[dict[str, Any]]:
     return columns
 
 
+def _of_set(plan: NoisePlan, window: WindowPlan, at: int) -> list[dict[str, Any]]:
+    """The noise of each column in one of several sets of keys, as it is measured."""
+    columns, query = [], plan.query
+    then = "as measured"
+    if query.public_groups is not None:
+        then = "as measured; least squares over all sets lowers it, and each release says how far"
+    mine = slice(at * window.measures, (at + 1) * window.measures)
+    for aggregate in query.aggregates:
+        assert not isinstance(aggregate, OfCells)
+        used = query.measures_of[aggregate.name]
+        spreads = [
+            window.stddevs[mine][query.measures.index(each)] * float(each.quantum) for each in used
+        ]
+        per_row, spread = aggregate.error_bar == "per_row", spreads[0]
+        if aggregate.error_bar == "fixed":
+            _, spread = aggregate.answer([(np.zeros(len(spread)), e) for e in spreads], False)
+        note = f" (divided by the number of rows of the group; {then})" if per_row else f" ({then})"
+        columns.append(
+            {
+                "column": f"{aggregate.name} by {set_name(query.grouping_sets[at])}",
+                "first": float(spread[0]),
+                "last": float(spread[-1]),
+                "most": float(max(spread)),
+                "note": note,
+            }
+            if aggregate.error_bar != "with_release"
+            else {"column": aggregate.name, "first": None, "last": None, "note": "in each release"}
+        )
+    return columns
+
+
 def _cells_noise(
     aggregate: OfCells, plan: NoisePlan, window: WindowPlan, releases: int
 ) -> dict[str, Any]:
@@ -395,23 +495,56 @@ def _cells_noise(
         spread = window.stddevs[first]
         ends = {"first": float(spread[0]), "last": float(spread[-1]), "most": float(max(spread))}
         return column | ends | {"note": " in each bin"}
-    cells = aggregate.cells
-    weights = cells.rank_weights[1:]
-    of_rows = window.stddevs[query.measures.index(aggregate.rows)]
-    levels = window.stddevs[first : first + cells.depth]
-    ranks = np.sqrt(weights.mean(axis=0) @ levels**2 + (of_rows / 4) ** 2)
+    cells, ranks = aggregate.cells, plan.ranks(aggregate, releases)
+    if isinstance(aggregate, ExponentialQuantile):
+        each = "each release" if releases > 1 else "the one release of a window"
+        other = _other_mechanism(plan, aggregate, "tree", releases)
+        note = (
+            f"about {ranks[0]:.3g} ranks (rows of the group between it and the quantile): {each} "
+            f"chooses one of {cells.leaves} leaves by the exponential mechanism{other}; it tells "
+            "no error bar: with mechanism => 'tree', or confidence, there is one"
+        )
+        return column | {"first": None, "last": None, "note": note, "ranks": float(ranks[-1])}
     extremes = {share for share in aggregate.shares if share in (0, 1)}
     told = {0: "the smallest value", 1: "the largest value"}
     note = (
         f"about {ranks[0]:.3g} ranks at the first release of a window, {ranks[-1]:.3g} at the last "
         f"(rows of the group below the value); read off {cells.depth} noisy levels, one node of "
-        "each, since it is published at every release; error bar and interval by rank, in units "
+        f"each{_why_levels(plan, aggregate, releases)}; error bar and interval by rank, in units "
         "of the value, in each release"
     )
     if extremes:
         named = " and ".join(told[int(share)] for share in sorted(extremes))
         note += f"; {named} by rank: two standard deviations inside, so not that of a single row"
     return column | {"first": None, "last": None, "note": note, "ranks": float(ranks[-1])}
+
+
+def _why_levels(plan: NoisePlan, quantile: Quantile, releases: int) -> str:
+    """Why a quantile is read off noisy levels."""
+    if quantile.mechanism == "tree":
+        return ", as mechanism says"
+    if not quantile.inside:
+        return ", which the smallest and largest values need"
+    other = _other_mechanism(plan, quantile, "exponential", releases)
+    if plan.query.confidence is not None:
+        return f", since an interval is asked for{other}"
+    return f", which every release shares{other}"
+
+
+def _other_mechanism(plan: NoisePlan, quantile: Quantile, name: str, releases: int) -> str:
+    """What the other mechanism would have done in its place."""
+    if name == "exponential" and releases > _MOST_TRIED:
+        return ""
+    aggregates = tuple(a.by(name) if a is quantile else a for a in plan.query.aggregates)
+    try:
+        other = plan_query(replace(plan.query, aggregates=aggregates, confidence=None))
+        (same,) = (a for a in other.query.aggregates if a.name == quantile.name)
+        assert isinstance(same, Quantile)
+        ranks = float(np.sqrt(np.mean(other.ranks(same, releases) ** 2)))
+    except InvalidParameter:
+        return ""
+    told = "noisy levels" if name == "tree" else "the exponential mechanism, a choice per release,"
+    return f" ({told} would be about {ranks:.3g} ranks off)"
 
 
 def _series_noise(query: SeriesQuery, bins: int) -> dict[str, Any]:
@@ -459,23 +592,35 @@ def _public_keys(query: Query | SeriesQuery, when: str) -> dict[str, Any]:
 def _keys(query: Query, thresholds: Any, pre: int) -> dict[str, Any]:
     if query.public_groups is not None:
         return _public_keys(query, "from the first release on")
+    by_set: dict[str, Any] = {}
+    if query.grouping_sets:
+        names = [set_name(each) for each in query.grouping_sets]
+        by_set = {"by_set": dict(zip(names, [int(each[-1]) for each in thresholds], strict=True))}
+        thresholds = thresholds.max(axis=0)
     first, last = int(thresholds[0]), int(thresholds[-1])
     least, most = int(min(thresholds)), int(max(thresholds))
     stays = "once shown it stays"
     if query.in_rounds:
         stays = "as many again since then for each further release"
+    if query.remembered_keys:
+        stays += "; one that an earlier window has shown needs no threshold (remember_keys)"
     words = (
         f"a key needs about {last} units to appear by the end of its window"
         f"{_threshold_range(thresholds, least, most)}; {stays}; keys with {pre} "
         f"{'unit' if pre == 1 else 'units'} or fewer are never looked at"
     )
+    if by_set:
+        words += "; by sets of keys " + ", ".join(f"{n}: {u}" for n, u in by_set["by_set"].items())
+        words += "; groups that are not shown have one row in the group that they are a part of"
     return {
         "public": False,
+        **by_set,
         "first_threshold": first,
         "last_threshold": last,
         "smallest_threshold": least,
         "largest_threshold": most,
         "pre_threshold": pre,
+        "remembered": query.remembered_keys,
         "words": words,
     }
 
@@ -492,16 +637,27 @@ def _threshold_range(thresholds: Any, least: int, most: int) -> str:
 
 def _budget(plan: NoisePlan) -> dict[str, Any]:
     query, delta_slack = plan.query, plan.delta_slack
+    if query.pure:
+        return {
+            "epsilon": float(query.epsilon),
+            "delta": 0.0,
+            "mu_squared": None,
+            "tail": 0.0,
+            "words": f"epsilon = {show(query.epsilon)} for the whole run, without a delta, charged "
+            "once before the first noise: Laplace noise, and choices by the exponential mechanism",
+        }
     words = (
         f"epsilon = {show(query.epsilon)}, delta = {show(query.delta)} for the whole run, charged "
-        f"once before the first noise: mu^2 = {show(plan.calibrated.mu_squared)}"
+        f"once before the first noise: mu^2 = {show(plan.total)}"
     )
+    if query.public_groups is not None and max(query.schedule.lengths) == 1:
+        words += "; all groups are public and each window is published once: it works without delta"
     if delta_slack:
         words += f", and {show(delta_slack)} of delta for finding keys"
     return {
         "epsilon": float(query.epsilon),
         "delta": float(query.delta),
-        "mu_squared": float(plan.calibrated.mu_squared),
+        "mu_squared": float(plan.total),
         "tail": float(delta_slack),
         "words": words,
     }
@@ -536,20 +692,27 @@ def _memory(query: Query, width: int) -> dict[str, Any]:
         values = sum(int(m.largest) for m in query.unit_measures if m.kind == "distinct")
         million += value * values * bounds.groups
         pairs += f"{value:.0f} per (unit, group, value) and per (group, value) counted, "
+    waiting = _WAITING_BYTES
+    if query.per_unit is not None:
+        waiting = _HELD_BYTES + _WORD * len(query.per_unit.held)
+    until = "trigger" if query.per_unit is None else "window to close"
     most_cells = sum(most for _, most in cells)
     leaves = f" (up to {most_cells / 1e3:,.0f} kB where its cells are all in use)" if cells else ""
     words = (
         f"about {fixed / 1e6:.1f} MB for the query, {unit:.0f} bytes per unit{lost}, kept "
         f"{lasts}, and until its window is final {pairs}{group:.0f} per group, {shown:.0f} "
         f"and twice the key itself once it is shown{leaves}; a million units that use all "
-        f"their groups: {million:.0f} MB; rows that wait for their trigger come "
-        "on top, about 80 bytes each"
+        f"their groups: {million:.0f} MB; rows that wait for their {until} come "
+        f"on top, about {waiting} bytes each"
     )
+    if query.per_unit is not None:
+        words += " and what is longer of their text, however many a unit has"
     return {
         "bytes_per_query": fixed,
         "bytes_per_unit": [round(least), round(most)],
         "bytes_per_unit_and_group": round(pair),
         **({"bytes_per_value": round(value)} if counted else {}),
+        **({"bytes_per_waiting_row": waiting} if query.per_unit is not None else {}),
         "bytes_per_group": round(group),
         "bytes_per_shown_group": round(shown),
         **({"most_bytes_of_cells_per_group": round(most_cells)} if cells else {}),
@@ -560,6 +723,8 @@ def _memory(query: Query, width: int) -> dict[str, Any]:
 def _cell_bytes(cells: Cells, query: Query, noise: int) -> tuple[float, float]:
     """What the cells of a group take once it is shown: (those of one release's walks, all)."""
     node = row_bytes(2)[0] + noise + _WORD
+    if cells.choices:  # exact sums alone
+        return 0.0, cells.leaves * row_bytes(2)[0]
     if not cells.haar:
         return cells.leaves * node, cells.leaves * node
     walks = sum(a.found for a in query.aggregates if isinstance(a, OfCells) and a.cells == cells)

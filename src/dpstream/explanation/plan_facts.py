@@ -111,7 +111,9 @@ class Explanation:
         """For people."""
         lines = ["PLAN", *as_text(self.stages)]
         lines += ["", "WHAT IS PROTECTED", f"  {self.unit}"]
-        lines += ["", "SENSITIVITY (the most that one unit changes, over all its groups; L2)"]
+        pure = self.budget.get("delta") == 0
+        norm = "L1" if pure else "L2"
+        lines += ["", f"SENSITIVITY (the most that one unit changes, over all its groups; {norm})"]
         lines += [f"  {each['measure']}: {each['derivation']}" for each in self.measures]
         lines += ["", "NOISE (standard deviation of what is published)"]
         lines += [f"  {each['column']}: {noise_in_words(each)}" for each in self.columns]
@@ -120,7 +122,10 @@ class Explanation:
         lines += ["", "KEYS", f"  {self.keys['words']}"]
         lines += ["", "BUDGET", f"  {self.budget['words']}"]
         shares = [each for each in self.measures if each["share"]]
-        lines += [f"  {each['measure']}: {each['share']} of mu^2" for each in shares]
+        lines += [
+            f"  {each['measure']}: {each['share']} of {'epsilon' if pure else 'mu^2'}"
+            for each in shares
+        ]
         lines += ["", "MEMORY", f"  {self.memory['words']}"]
         lines += ["", "WHAT IS NOT PROTECTED", *(f"  - {each}" for each in self.not_protected)]
         return "\n".join(lines)

@@ -2,7 +2,8 @@
 
 A unit is a user, or a user within a period. What is kept of a unit's rows depends on its own rows
 alone: its rows of a step are taken by window, then in the order of a keyed hash of the row, and a
-row is kept if it fits all three bounds. So every replay, and every engine, keeps the same rows.
+row is kept if it fits all three bounds. Rows of keys that the window remembers, which tables have
+shown, go before the others. So every replay, and every engine, keeps the same rows.
 """
 
 from __future__ import annotations
@@ -16,7 +17,18 @@ import numpy as np
 import numpy.typing as npt
 
 from dpstream.compiled import compiled
-from dpstream.group_by.hash_tables import FAR, SLICE, Flags, HashTable, prefetch, row_bits
+from dpstream.group_by.hash_tables import (
+    FAR,
+    NEAR,
+    SLICE,
+    Flags,
+    HashTable,
+    ask_row,
+    ask_slot,
+    row_bits,
+    row_of,
+)
+from dpstream.group_by.remembered_keys import NONE, FirstWords, among_first_words
 from dpstream.query.query import Bounds
 from dpstream.records import Integers, Words
 from dpstream.rows.row_batch import Rows, RowSlice, rows_at, rows_by_window
@@ -61,6 +73,9 @@ class UnitBucket:
     """What units have added to groups, by window, where that is bounded (`contributions.py`)."""
     values: dict[int, list[HashTable]] = field(default_factory=dict)
     """The values that units have brought to groups, likewise."""
+    set_pairs: dict[int, HashTable] = field(default_factory=dict)
+    """Units in groups of fewer keys than all, by window, where there are such sets and units
+    count once in each (`grouping_sets.py`)."""
 
     def keep(
         self,
@@ -71,67 +86,70 @@ class UnitBucket:
         keep_mask: KeepMask,
         *,
         by_value: bool,
+        preferred: FirstWords = NONE,
     ) -> None:
         """Set the flags of the rows at `places` of a batch, all of one window and period.
 
         The batch: units, groups, and a keyed hash of each row, whose first word is its place in
-        the order. `by_value`: rows of one group differ in what they add.
+        the order. `by_value`: rows of one group differ in what they add. `preferred`: the groups
+        that the window remembers.
         """
-        _, _, hashes = batch
+        _, groups, hashes = batch
         units = self.periods.setdefault(period, unit_table())
         pairs = self.windows.setdefault(window, pair_table(self.bounds))
-        most = rows_of_unit(batch[0], places)
-        waiting = self._keep_slices(units, pairs, batch, places, most, keep_mask, by_value=by_value)
-        later = places[waiting]
+        most: Flags = np.empty(len(places), np.uint8)
+        waiting: Integers = np.empty(len(places), np.int64)
+        left = self._keep(units, pairs, batch, places, most, keep_mask, waiting, by_value=by_value)
+        later = places[waiting[:left]]
         later = later[np.argsort(hashes[later, 0], kind="stable")]
-        self._keep_slices(units, pairs, batch, later, None, keep_mask, by_value=by_value)
+        if len(preferred):
+            behind = ~among_first_words(groups[later], preferred)
+            later = later[np.argsort(behind, kind="stable")]
+        self._keep(units, pairs, batch, later, _EVERY, keep_mask, waiting, by_value=by_value)
         if not pairs.used:
             del self.windows[window]  # nobody has got into it
 
-    def _keep_slices(
+    def _keep(
         self,
         units: HashTable,
         pairs: HashTable,
         batch: tuple[Words, Words, Words],
         places: Integers,
-        most: Flags | None,
+        most: Flags,
         keep_mask: KeepMask,
+        waiting: Integers,
         *,
         by_value: bool,
-    ) -> Integers:
-        """Go through rows, a slice at a time; with `most`, some are put off: which."""
+    ) -> int:
+        """Go through rows until a table is full, let it grow, and go on; how many are put off."""
         limits = (self.bounds.rows, self.bounds.groups, self.bounds.rows_per_group)
-        rows: Integers = np.empty(min(len(places), SLICE), np.int64)
-        waiting: Integers = np.empty(len(rows), np.int64)
-        put_off: list[Integers] = [np.zeros(0, np.int64)]
-        for start in range(0, len(places), SLICE):
-            part = places[start : start + SLICE]
-            units.find(batch[0], part, rows)
-            if self.bounds.rows > 1:
-                pairs.reserve(len(part))
-            known = _EVERY if most is None else most[start : start + SLICE]
-            pair_state = (pairs.words, pairs.index, pairs.touched, pairs.used)
-            rows_of = (part, rows, known, batch[0], batch[1], units.words.view(np.int64))
-            result = (keep_mask, waiting)
-            pairs.used, left = _keep_rows(*rows_of, *pair_state, limits, by_value, *result)
-            if left:
-                put_off.append(waiting[:left] + start)
-        return np.concatenate(put_off)
+        cells = _EVERY if most is _EVERY else estimate_cells(len(places))
+        at = left = 0
+        while at < len(places):
+            for table in (units, pairs) if self.bounds.rows > 1 else (units,):
+                if table.used >= table.room:
+                    table.reserve(min(len(places) - at, SLICE))
+            of_units = (units.words, units.index, units.touched, units.used, units.room)
+            of_pairs = (pairs.words, pairs.index, pairs.touched, pairs.used, pairs.room)
+            of_rows = (at, places, most, cells, batch[0], batch[1])
+            at, left, units.used, pairs.used = _keep_rows(
+                *of_rows, of_units, of_pairs, limits, by_value, keep_mask, waiting, left
+            )
+            cells = _EVERY  # counted by now
+        return left
 
 
-def rows_of_unit(units: Words, places: Integers) -> Flags:
-    """For each place at least the number of rows of its unit among all places (255: that or more).
-
-    Units that share a cell of a small table count as one; that errs on the safe side.
-    """
-    cells = np.zeros(1 << min(max(len(places) * 4, 256).bit_length(), 22), np.uint8)
-    rows: Flags = np.empty(len(places), np.uint8)
-    _count_rows(units, places, cells, rows)
-    return rows
+def estimate_cells(rows: int) -> Flags:
+    """A small table that counts the rows of each unit, or of several that share a cell."""
+    return np.zeros(1 << min(max(rows * 4, 256).bit_length(), 22), np.uint8)
 
 
 @compiled
 def _count_rows(units: Any, places: Any, cells: Any, rows: Any) -> None:
+    """For each place at least the number of rows of its unit among all places (255: that or more).
+
+    Units that share a cell count as one; that errs on the safe side.
+    """
     mask = np.uint64(len(cells) - 1)
     for place in places:
         cell = units[place, 1] & mask
@@ -143,81 +161,93 @@ def _count_rows(units: Any, places: Any, cells: Any, rows: Any) -> None:
 
 @compiled
 def _keep_rows(
+    begin: int,
     places: Any,
-    rows: Any,
     most: Any,
+    cells: Any,
     units: Any,
     groups: Any,
-    counters: Any,
-    pairs: Any,
-    index: Any,
-    touched: Any,
-    used: int,
+    of_units: Any,
+    of_pairs: Any,
     limits: tuple[int, int, int],
     by_value: bool,
     out: Any,
     waiting: Any,
-) -> tuple[int, int]:
-    """Go through rows in order and keep what fits; returns the pairs in use, and the rows put off.
+    left: int,
+) -> tuple[int, int, int, int]:
+    """Go through rows in order, from `begin` on, and keep what fits, until a table has no room.
 
-    Where the estimate `most` leaves it open whether all rows of a unit fit, or where it matters
-    which of them are kept, they are put off, all of them or those after some that fit anyway: only
-    then does order matter, and they are taken in the order of their hashes.
+    Returns where it ended, how many rows are put off by now, and the rows of both tables. With
+    `cells` the rows of each unit are estimated first. Where the estimate `most` leaves it open
+    whether all rows of a unit fit, or where it matters which of them are kept, they are put off,
+    all of them or those after some that fit anyway: only then does order matter, and they are taken
+    in the order of their hashes.
     """
-    mask, bits = np.uint64(len(index) - 1), row_bits(index)
-    one, half = np.uint64(1), np.uint64(32)
-    slots = np.uint64(index.ctypes.data)
-    left = 0
-    for ahead in range(len(places) + FAR):
-        if ahead < len(places):
+    if len(cells):
+        _count_rows(units, places, cells, most)
+    words, unit_index, unit_touched, used_units, unit_room = of_units
+    pairs, index, touched, used, room = of_pairs
+    bits, unit_bits, one = row_bits(index), row_bits(unit_index), np.uint64(1)
+    most_rows, most_groups = np.uint64(limits[0]), np.uint64(limits[1])
+    end = len(places)
+    for ahead in range(begin, end + FAR):
+        if ahead < end:
             place = places[ahead]
-            prefetch(slots + (((units[place, 1] ^ groups[place, 0]) & mask) << np.uint64(2)))
+            ask_slot(unit_index, units[place, 1])
+            ask_slot(index, units[place, 1] ^ groups[place, 0])
+        near = ahead - (FAR - NEAR)
+        if begin <= near < end:
+            ask_row(words, unit_index, units[places[near], 1])
         i = ahead - FAR
-        if i < 0:
+        if i < begin:
             continue
-        row, place = rows[i], places[i]
+        place = places[i]
+        row = row_of(
+            words, unit_index, unit_bits, units[place, 0], units[place, 1], used_units, unit_room
+        )
+        if row < 0:
+            return i, left, used_units, used
+        if row == used_units:
+            used_units += 1
+        else:
+            unit_touched[row] = 1
         if len(most) and most[i] > 1:
-            fits = counters[row, _ROWS] + most[i] <= limits[0]
-            fits = fits and counters[row, _GROUPS] + most[i] <= limits[1] and most[i] < _MOST
+            more = np.uint64(most[i])
+            fits = words[row, _ROWS] + more <= most_rows
+            fits = fits and words[row, _GROUPS] + more <= most_groups and most[i] < _MOST
             if by_value or not fits:
                 waiting[left] = i
                 left += 1
                 continue
-        if counters[row, _ROWS] >= limits[0]:
+        if words[row, _ROWS] >= most_rows:
             continue
-        if limits[0] == 1:  # the only row of its unit: nobody asks for the pair again
-            counters[row, _ROWS], counters[row, _GROUPS] = 1, 1
+        if most_rows == one:  # the only row of its unit: nobody asks for the pair again
+            words[row, _ROWS], words[row, _GROUPS] = one, one
             out[place] = KEPT | FIRST
             continue
         # Ids are pseudo-random, so an exclusive or with the words swapped is an id of the pair.
         first = units[place, 0] ^ groups[place, 1]
         second = units[place, 1] ^ groups[place, 0]
-        tag = (first >> half) >> bits
-        slot = second & mask
-        while True:
-            entry = np.uint64(index[slot])
-            if entry == 0:
-                if counters[row, _GROUPS] < limits[1]:
-                    pairs[used, 0], pairs[used, 1] = first, second
-                    if limits[2] > 1:
-                        pairs[used, 2] = 1
-                    used += 1
-                    index[slot] = (tag << bits) | np.uint64(used)
-                    counters[row, _GROUPS] += 1
-                    counters[row, _ROWS] += 1
-                    out[place] = KEPT | FIRST
-                break
-            if entry >> bits == tag:
-                pair = np.int64(entry & mask) - 1
-                if pairs[pair, 0] == first and pairs[pair, 1] == second:
-                    if limits[2] > 1 and np.int64(pairs[pair, 2]) < limits[2]:
-                        pairs[pair, 2] += one
-                        touched[pair] = 1
-                        counters[row, _ROWS] += 1
-                        out[place] = KEPT
-                    break
-            slot = (slot + one) & mask
-    return used, left
+        # A unit that is in all its groups gets into no other one.
+        full = words[row, _GROUPS] >= most_groups
+        pair = row_of(pairs, index, bits, first, second, used, 0 if full else room)
+        if pair < 0:
+            if full:
+                continue
+            return i, left, used_units, used
+        if pair == used:
+            used += 1
+            if limits[2] > 1:
+                pairs[pair, 2] = one
+            words[row, _GROUPS] += one
+            words[row, _ROWS] += one
+            out[place] = KEPT | FIRST
+        elif limits[2] > 1 and np.int64(pairs[pair, 2]) < limits[2]:
+            pairs[pair, 2] += one
+            touched[pair] = 1
+            words[row, _ROWS] += one
+            out[place] = KEPT
+    return end, left, used_units, used
 
 
 FLOOD = 1 << 22

@@ -12,13 +12,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from fractions import Fraction
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from dpstream.compiled import compiled
 from dpstream.counting.noise_process import KeyedNoise
-from dpstream.group_by.hash_tables import SLICE, HashTable
+from dpstream.errors import StateError
+from dpstream.group_by.groups import TOO_LARGE
+from dpstream.group_by.hash_tables import SLICE, HashTable, find_known
 from dpstream.group_by.perturb import NoisySums, next_noise
 from dpstream.privacy.query_spend import NoiseStream
 from dpstream.query.noise_plan import WindowPlan
@@ -27,6 +31,9 @@ from dpstream.query.query import Query
 from dpstream.records import Integers, Reals, Words
 
 _MIX = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F], np.uint64)  # odd: no two nodes are alike
+
+_LOOKED_UP = 1 << 20  # leaves of groups at a time
+_MOST_ROWS = 1 << 41  # of a group: times a million parts they are integers of 62 bits
 
 
 class CellSums:
@@ -74,6 +81,29 @@ class CellSums:
         noisy: Integers = numbers[rows, 0] + noise[numbers[rows, 1] - 1]
         return noisy
 
+    def occupied(self, groups: Words) -> Occupied:
+        """The leaves of groups that have rows."""
+        leaves = self.cells.leaves
+        some, first = max(1, _LOOKED_UP // leaves), [np.zeros(1, np.int64)]
+        places, upto = [], []
+        for start in range(0, len(groups), some):
+            part = groups[start : start + some]
+            nodes = np.tile(np.arange(leaves), len(part))
+            rows: Integers = np.empty(len(nodes), np.int64)
+            ids = node_ids(np.repeat(part, leaves, axis=0), nodes)
+            find_known(self.table.words, self.table.index, ids, rows)
+            counts = np.where(rows >= 0, self.table.numbers[rows, 0], 0).reshape(-1, leaves)
+            of_group, leaf = np.nonzero(counts)
+            first.append(first[-1][-1] + np.cumsum((counts != 0).sum(axis=1)))
+            places.append(leaf)
+            upto.append(np.cumsum(counts, axis=1)[of_group, leaf])
+        nothing: Integers = np.zeros(0, np.int64)
+        return Occupied(
+            first=np.concatenate(first),
+            leaves=np.concatenate([nothing, *places]),
+            upto=np.concatenate([nothing, *upto]),
+        )
+
     @property
     def bytes(self) -> int:
         """Memory held."""
@@ -102,6 +132,27 @@ class CellSums:
         ]
 
 
+class Occupied(NamedTuple):
+    """Leaves that have rows, group after group."""
+
+    first: Integers
+    """Where each group's begin, and the end."""
+    leaves: Integers
+    upto: Integers
+    """Rows of the group in this leaf and below."""
+
+    def gaps(self, share: Fraction, which: Integers, leaves: Integers) -> Integers:
+        """How far the ranks of leaves of groups are from that of a quantile, in parts of a row.
+
+        0 for the leaf that holds it.
+        """
+        over, under = share.numerator, share.denominator
+        out: Integers = np.empty(len(which), np.int64)
+        if not _gaps(which, leaves, self.first, self.leaves, self.upto, over, under, out):
+            raise StateError(TOO_LARGE)
+        return out
+
+
 def node_ids(groups: Words, nodes: Integers) -> Words:
     """Ids of nodes within groups: group ids are pseudo-random, so a node's mark keeps them so."""
     marks = (nodes.astype(np.uint64) + np.uint64(1))[:, None] * _MIX
@@ -123,7 +174,9 @@ def read_cells(
         count = len(each.cells.levels)
         asked = [a for a in query.aggregates if getattr(a, "cells", None) == each.cells]
         mine = (query, plan, release, first, streams[:count], noisy)
-        if each.cells.haar:
+        if each.cells.choices:
+            found |= _choose(each, [a for a in asked if isinstance(a, Quantile)], *mine)
+        elif each.cells.haar:
             found |= _walk(each, [a for a in asked if isinstance(a, Quantile)], *mine)
         else:
             found |= _bins(each, [a for a in asked if isinstance(a, Histogram)], *mine)
@@ -147,6 +200,31 @@ def _bins(
     ids, nodes = np.repeat(noisy.ids, bins, axis=0), np.tile(np.arange(bins), groups)
     counts = cells.noisy(0, ids, nodes, release, plan, column, streams[0])
     return {each.name: counts.reshape(groups, bins) for each in asked}
+
+
+def _choose(
+    cells: CellSums,
+    asked: Sequence[Quantile],
+    query: Query,
+    plan: WindowPlan,
+    release: int,
+    column: int,
+    streams: Sequence[NoiseStream],
+    noisy: NoisySums,
+) -> dict[str, Integers]:
+    """The middle of a leaf for each quantile, drawn anew at each release by exact ranks."""
+    known, places = cells.occupied(noisy.ids), []
+    for number, share in enumerate(cells.cells.choices):
+        leaf = streams[number].choose(
+            noisy.ids,
+            release=release,
+            count=cells.cells.leaves,
+            gaps=partial(known.gaps, share),
+            slope=plan.slopes[column + number],
+        )
+        places.append((leaf << FRACTION) + (1 << (FRACTION - 1)))
+    found = np.stack(places, axis=1)
+    return {each.name: found for each in asked}
 
 
 def _walk(
@@ -225,6 +303,33 @@ def _nodes(
             signs[count] = sign
             count += 1
     return count
+
+
+@compiled
+def _gaps(
+    which: Any,
+    asked: Any,
+    first: Any,
+    leaves: Any,
+    upto: Any,
+    over: int,
+    under: int,
+    out: Any,
+) -> bool:
+    """The distance of over / under of a group's rows from the ranks of a leaf, times `under`.
+
+    False where that leaves the integers.
+    """
+    for i in range(len(which)):
+        begin, end, leaf = first[which[i]], first[which[i] + 1], asked[i]
+        rows = upto[end - 1] if end > begin else 0
+        if rows > _MOST_ROWS:
+            return False
+        place = begin + np.searchsorted(leaves[begin:end], leaf)
+        below = upto[place - 1] if place > begin else 0
+        here = upto[place] if place < end and leaves[place] == leaf else below
+        out[i] = max(under * below - over * rows, over * rows - under * here, 0)
+    return True
 
 
 @compiled

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -25,17 +25,24 @@ from dpstream.group_by.bias import Totals, count_totals
 from dpstream.group_by.bounding import KeepMask, UnitBucket
 from dpstream.group_by.cell_sums import CellSums, read_cells
 from dpstream.group_by.contributions import add_contributions
+from dpstream.group_by.grouping_sets import (
+    groups_in_sets,
+    mark_first,
+    rows_in_sets,
+    sets_of_bucket,
+)
 from dpstream.group_by.groups import GroupBucket
 from dpstream.group_by.hash_tables import in_buckets
 from dpstream.group_by.key_selection import Passes, end_rounds, passes, select_keys
 from dpstream.group_by.perturb import NoisySums, TableOrder, perturb, thin_out
 from dpstream.group_by.release_table import ReleaseTables
+from dpstream.group_by.remembered_keys import NONE, RememberedKeys, is_taken_in
 from dpstream.privacy.query_spend import NoiseStream, NoiseStreams, QuerySpend
 from dpstream.query.noise_plan import NoisePlan, WindowPlan
 from dpstream.query.query import Query
 from dpstream.query.schedule import DueRelease
 from dpstream.records import Integers, Words
-from dpstream.rows.row_batch import Rows, RowSlice, rows_by_window
+from dpstream.rows.row_batch import RejectedRows, Rows, RowSlice, rows_at, rows_by_window
 from dpstream.rows.row_reader import RowReader
 
 T = TypeVar("T")
@@ -90,12 +97,17 @@ class Flow:
         self._total_streams: dict[int, list[NoiseStream]] = {}
         self.abandoned: tuple[range, ...] = ()
         """Windows that are not published any more."""
+        self.note_unused: Callable[[str, RejectedRows], None] = lambda where, unused: None
+        """Tells the operator of inner rows that are not used."""
         self.reset()
 
     def reset(self) -> None:
         """Begin with an empty state."""
         units = [UnitBucket(bounds=self.query.bounds) for _ in range(self.buckets)]
         self.state = QueryState(units=units)
+        most = self.query.remembered_keys
+        self.remembered = RememberedKeys(most=most) if most else None
+        """None in a share of a flow: whoever has all of them hands over what windows begin with."""
         self.tables.restore_earlier([])
         self._orders: dict[int, TableOrder] = {}
 
@@ -103,23 +115,57 @@ class Flow:
 
     def step(self, step: int, slices: Iterable[RowSlice], spend: QuerySpend) -> list[Publication]:
         """Take one step's rows in; return the table of every window that is due."""
+        self.begin_windows(step)
         # slices: [(rows of a batch, first, end)], each of this step, one window, one period
-        bounded = self.bound_rows(slices)
+        bounded = self.bound_rows(step, slices)
         # bounded: [BoundedRows], one for each window and period, with a flag for every row
         self.aggregate_rows(bounded)
         # state.windows: {window: [GroupBucket]}, in each bucket groups x measures, exact integers
         return self.publish(step, spend)
 
-    def bound_rows(self, slices: Iterable[RowSlice]) -> list[BoundedRows]:
+    def begin_windows(self, step: int) -> dict[int, bytes]:
+        """Windows whose first release comes at a step begin with the keys that are remembered.
+
+        Only once the steps before are published. Returns a digest for each window, which is noted.
+        """
+        if self.remembered is None:
+            return {}
+        new = [due.window for due in self.due(step) if due.release == 1]
+        windows, digests = self.remembered.begin(new)
+        for window, known in windows.items():
+            self.begin_window(window, *known)
+        return digests
+
+    def begin_window(self, window: int, ids: Words, keys: pa.Table | None) -> None:
+        """A window shows these keys without a threshold."""
+        number, count = self._share
+        mine = in_buckets(ids, count)[number]
+        if keys is None or not len(mine):
+            return
+        places = in_buckets(ids[mine], self.buckets)
+        for bucket, part in zip(self.groups(window), places, strict=True):
+            if len(part):
+                bucket.remember(ids[mine[part]], keys.take(pa.array(mine[part])))
+
+    def bound_rows(self, step: int, slices: Iterable[RowSlice]) -> list[BoundedRows]:
         """Bound a step's rows. This looks at units alone: meanwhile, groups may be published."""
         bounded = []
-        for window, period, rows in rows_by_window(slices):
+        for window, period, rows in self.rows_of_step(step, slices):
             keep_mask = self.bound(window, period, rows)
             totals = self.count_totals(window, period, rows, keep_mask)
             rows = self.contributions(window, rows, keep_mask)
+            if self.query.grouping_sets:
+                rows, keep_mask = self.in_every_set(window, rows, keep_mask)
             part = BoundedRows(window=window, rows=rows, keep_mask=keep_mask, totals=totals)
             bounded.append(part)
         return bounded
+
+    def _join(self, columns: list[list[Any]]) -> list[Any]:
+        """Columns of a step that has come in several parts: a copy of all its rows."""
+        size = sum(map(len, columns[0]))
+        return self.workers.each(
+            lambda _, parts: np.concatenate(parts), columns, columns, size=size
+        )
 
     def aggregate_rows(self, bounded: Iterable[BoundedRows]) -> None:
         """Add the rows that are kept to the exact sums of groups, and to the totals of windows."""
@@ -136,14 +182,53 @@ class Flow:
             # noisy: [NoisySums], per bucket the groups shown x measures, integers with noise
             totals = self.noisy_totals(due, spend)
             # totals: what bounding has kept and dropped of the window as a whole, with noise
+            self._remember(step, due, noisy)
             releases.append(Publication(due=due, table=self._table(step, due, noisy, totals)))
             # table: groups shown x (window, keys, each aggregate with its error bar, trigger)
         return releases
+
+    def _remember(self, step: int, due: DueRelease, noisy: Sequence[NoisySums]) -> None:
+        """Remember what a table shows, if a window may begin with it."""
+        if self.remembered is None or not is_taken_in(self.query, step, due):
+            return
+        ids = np.concatenate([part.ids for part in noisy])
+        sums = np.concatenate([part.sums[:, self.query.sized_by] for part in noisy])
+        keys = [
+            bucket.key_columns(part.groups)
+            for bucket, part in zip(self.groups(due.window), noisy, strict=True)
+            if len(part.ids)
+        ]
+        table = pa.concat_tables(keys) if keys else None
+        final = due.release == due.releases
+        self.remembered.take_in(due.window, ids, table, sums, final=final)
 
     def due(self, step: int) -> list[DueRelease]:
         """What is published at a step: nothing of a window that was abandoned."""
         due = self.query.schedule.due(step)
         return [one for one in due if not any(one.window in some for some in self.abandoned)]
+
+    # Per unit: rows that wait for the end of their window, and what they become then.
+
+    def rows_of_step(
+        self, step: int, slices: Iterable[RowSlice]
+    ) -> Iterable[tuple[int, int, Rows]]:
+        """Window, period and rows that count at a step: inner ones, where units' are grouped."""
+        if self.query.per_unit is None:
+            yield from rows_by_window(slices, self._join)
+            return
+        held, schedule = self.state.held, self.query.schedule
+        for window, _, rows in rows_by_window(slices, self._join):
+            if schedule.last_step(window) > step:  # not the whole chunk that they came in
+                rows = rows_at(rows, np.arange(len(rows)))
+            held.setdefault(window, []).append(rows)
+        for window in sorted(window for window in held if schedule.last_step(window) <= step):
+            pieces = [(rows, 0, len(rows)) for rows in held.pop(window)]
+            for _, period, rows in rows_by_window(pieces, self._join):
+                where = f"{self.query.name}, window {window}, period {period}"
+                inner, unused = self.reader.inner_rows(rows, where)
+                self.note_unused(where, unused)
+                if len(inner):
+                    yield window, period, inner
 
     # Bound: what each unit contributes.
 
@@ -151,10 +236,14 @@ class Flow:
         """Which rows of a step are kept, and which are the first of their unit in their group."""
         keep_mask: KeepMask = np.zeros(len(rows), np.uint8)
         batch = (rows.units, rows.groups, rows.digests)
-        by_value = self.query.rows_differ
+        known = {} if self.remembered is None else self.remembered.of_windows
+        how: dict[str, Any] = {
+            "by_value": self.query.rows_differ,
+            "preferred": known.get(window, NONE),
+        }
 
         def bound_bucket(bucket: UnitBucket, places: Integers) -> None:
-            bucket.keep(window, period, batch, places, keep_mask, by_value=by_value)
+            bucket.keep(window, period, batch, places, keep_mask, **how)
 
         places = in_buckets(rows.units, self.buckets)  # bucket of units: its row numbers
         self.workers.each(bound_bucket, self.state.units, places, size=len(rows))
@@ -192,6 +281,19 @@ class Flow:
         self.workers.each(add_bucket, self.state.units, places, size=len(rows))
         return replace(rows, values=values)
 
+    def in_every_set(self, window: int, rows: Rows, keep_mask: KeepMask) -> tuple[Rows, KeepMask]:
+        """The rows that are kept, once in each set of keys, and whose first they are there."""
+        rows, keep_mask, again = rows_in_sets(self.query, self.reader.ids, rows, keep_mask)
+        if again is None:
+            return rows, keep_mask
+
+        def mark_bucket(bucket: UnitBucket, places: Integers) -> None:
+            mark_first(bucket, window, rows, again[places], keep_mask)
+
+        places = in_buckets(rows.units[again], self.buckets)
+        self.workers.each(mark_bucket, self.state.units, places, size=len(again))
+        return rows, keep_mask
+
     # Aggregate: exact integers, seen by nobody.
 
     def aggregate(self, window: int, rows: Rows, keep_mask: KeepMask) -> None:
@@ -228,9 +330,10 @@ class Flow:
         def perturb_bucket(bucket: GroupBucket, streams: list[NoiseStream]) -> NoisySums:
             if query.in_rounds:
                 return end_rounds(bucket, plan, release, step, streams, self._passes(due))
-            noise, appearing = select_keys(bucket, plan, release, streams[0])
+            sets = sets_of_bucket(query, bucket)
+            noise, appearing = select_keys(bucket, plan, release, streams[0], sets)
             # noise: of every active group's units; appearing: groups that pass the threshold now
-            noisy = perturb(bucket, plan, release, streams[:measures], noise, appearing)
+            noisy = perturb(bucket, plan, release, streams[:measures], noise, appearing, sets)
             # noisy: all groups shown so far x measures, in grid steps
             if query.cells:
                 noisy = read_cells(bucket.cells, query, plan, release, streams[measures:], noisy)
@@ -308,6 +411,8 @@ class Flow:
     def _public_groups(self) -> tuple[Words, pa.Table]:
         """The public groups of this share."""
         ids, keys = self.reader.public_ids(), self.reader.public_table()
+        if self.query.grouping_sets:
+            ids, keys = groups_in_sets(self.query, self.reader.ids, ids, keys)
         number, count = self._share
         mine = in_buckets(ids, count)[number]
         return ids[mine], keys.take(pa.array(mine))
@@ -322,8 +427,11 @@ class Flow:
     def evict(self, window: int) -> None:
         """Drop the state and the noise of a window that is final."""
         self.state.evict_window(window)
-        for known in (self._orders, self._streams, self._total_streams):
+        begun = {} if self.remembered is None else self.remembered.of_windows
+        for known in (self._orders, self._streams, self._total_streams, begun):
             known.pop(window, None)
+        if window + 1 == self.query.schedule.windows and self.remembered is not None:
+            self.remembered = RememberedKeys(most=self.remembered.most)  # nothing comes after it
 
     def evict_periods(self, step: int) -> None:
         """Drop the units of every period whose windows are all final by `step`."""
@@ -357,7 +465,7 @@ class Workers:
     ) -> list[R]:
         """work(a, b) for each bucket and what belongs to it; a little (`size`) of it right here."""
         pairs = list(zip(one, two, strict=True))
-        if self._pool is None or size < FEW:
+        if self._pool is None or size < FEW or len(pairs) == 1:
             return [work(a, b) for a, b in pairs]
         return list(self._pool.map(lambda pair: work(*pair), pairs))
 
@@ -374,6 +482,8 @@ class QueryState:
     units: list[UnitBucket]
     windows: dict[int, list[GroupBucket]] = field(default_factory=dict)
     totals: dict[int, Totals] = field(default_factory=dict)
+    held: dict[int, list[Rows]] = field(default_factory=dict)
+    """Rows that wait for the end of their window, each piece of one window and period."""
 
     @property
     def bytes(self) -> int:
@@ -385,10 +495,11 @@ class QueryState:
             for table in kind.values()
         ]
         for bucket in self.units:
-            tables += bucket.contributions.values()
+            tables += [*bucket.contributions.values(), *bucket.set_pairs.values()]
             tables += (table for some in bucket.values.values() for table in some)
         groups = [bucket for buckets in self.windows.values() for bucket in buckets]
-        return sum(t.bytes for t in tables) + sum(g.bytes for g in groups)
+        held = sum(rows.bytes for pieces in self.held.values() for rows in pieces)
+        return held + sum(t.bytes for t in tables) + sum(g.bytes for g in groups)
 
     @property
     def periods(self) -> set[int]:
@@ -402,9 +513,11 @@ class QueryState:
         """Drop a final window's groups, the units in them, and its totals."""
         self.windows.pop(window, None)
         self.totals.pop(window, None)
+        self.held.pop(window, None)
         for bucket in self.units:
             bucket.windows.pop(window, None)
-            for tables in (bucket.counted_pairs, bucket.contributions, bucket.values):
+            by_window = (bucket.counted_pairs, bucket.contributions, bucket.values)
+            for tables in (*by_window, bucket.set_pairs):
                 tables.pop(window, None)
 
     def evict_period(self, period: int) -> None:

@@ -14,7 +14,16 @@ from dpstream.compiled import compiled
 from dpstream.counting.noise_process import KeyedNoise
 from dpstream.errors import StateError
 from dpstream.group_by.bounding import FIRST, KEPT, KeepMask
-from dpstream.group_by.hash_tables import SLICE, HashTable
+from dpstream.group_by.hash_tables import (
+    FAR,
+    NEAR,
+    SLICE,
+    HashTable,
+    ask_row,
+    ask_slot,
+    row_bits,
+    row_of,
+)
 from dpstream.query.aggregates import Measure
 from dpstream.records import Integers, Reals, Words
 
@@ -50,7 +59,7 @@ class GroupBucket:
     """
 
     def __init__(self, measures: Sequence[Measure], cells: Sequence[CellSums] = ()) -> None:
-        self.codes = np.array([_KINDS.index(m.kind) for m in measures])
+        self.codes = np.array([_KINDS.index(m.kind) for m in measures], np.int64)
         self.cells = list(cells)  # their leaves follow the values that are summed
         self.in_rounds = any(m.kind == "round" for m in measures)
         self.table = HashTable(len(measures) + self.in_rounds)
@@ -59,6 +68,7 @@ class GroupBucket:
         self.round: Integers = np.zeros(0, np.int64)  # active groups whose round has noise
         self.active: Integers = np.zeros(0, np.int64)  # rows of the table, as they became active
         self.keys: list[pa.Table] = []  # key columns of the active groups
+        self.remembered: Integers = np.zeros(0, np.int64)  # active groups that were shown before
         self.joined = 0  # active groups whose noise has begun
         self.noise: KeyedNoise | None = None  # of the units of the joined groups
         self.shown = ShownGroups()
@@ -80,30 +90,21 @@ class GroupBucket:
         The row that takes a group past the threshold names its key columns. `units` and `step` are
         needed where keys are found in rounds and a unit may have several rows in a group.
         """
-        rows: Integers = np.empty(min(len(places), SLICE), np.int64)
-        became, at = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
-        activated: list[tuple[Integers, Integers]] = []  # groups, and the rows that name them
         if self.values:
             values = self._new_values(groups, values, places)
-        for start in range(0, len(places), SLICE):
-            part = places[start : start + SLICE]
-            self.table.find(groups, part, rows)
-            new = keep_mask  # in its first round, a unit is new where it is new to the group
-            if units is not None:
-                new = self._new_in_round(groups, units, rows, part, step, len(keep_mask))
-            state = (self.codes, self.table.numbers, pre_threshold, became, at)
-            count, over = _add(rows, part, keep_mask, new, values, *state)
-            if over:
-                raise StateError(TOO_LARGE)
-            if count:
-                activated.append((became[:count].copy(), at[:count].copy()))
+        new = keep_mask  # in its first round, a unit is new where it is new to the group
+        if units is not None:
+            rows = self.table.rows(groups, places)
+            new = self._new_in_round(groups, units, rows, places, step, len(keep_mask))
+        of_rows = (groups, places, keep_mask, new, values)
+        active, named = _add_to(self.table, self.codes, *of_rows, pre_threshold)
         summed = sum(_COLUMNS.get(_KINDS[code], 0) for code in self.codes)
         kept = places[keep_mask[places] & KEPT > 0] if self.cells else places
         for number, cells in enumerate(self.cells):
             cells.add(groups, values[:, summed + number], kept)
-        if activated:
-            active, named = (np.concatenate(parts) for parts in zip(*activated, strict=True))
-            self._activate(active, keys.take(pa.array(named)))
+        if len(active):
+            unknown = ~self._is_remembered(active)
+            self._activate(active[unknown], keys.take(pa.array(named[unknown])))
 
     def add_sums(
         self, groups: Words, sums: Integers, keys: pa.Table, *, pre_threshold: int
@@ -116,7 +117,8 @@ class GroupBucket:
         if over:
             raise StateError(TOO_LARGE)
         if count:
-            self._activate(rows[became[:count]], keys.take(pa.array(became[:count])))
+            became = became[:count][~self._is_remembered(rows[became[:count]])]
+            self._activate(rows[became], keys.take(pa.array(became)))
 
     def _new_values(self, groups: Words, values: Integers, places: Integers) -> Integers:
         """The same values; that of a distinct count is 1 where nobody has brought it before."""
@@ -150,6 +152,23 @@ class GroupBucket:
     def open(self, groups: Words, keys: pa.Table) -> None:
         """Public groups: there from the beginning, whatever the data are."""
         self._activate(self.table.rows(groups), keys)
+
+    def remember(self, groups: Words, keys: pa.Table) -> None:
+        """Groups that earlier windows have shown: active from now on, whatever the data are."""
+        rows, active = self.table.rows(groups), self.active
+        new = ~np.isin(rows, active)
+        self._activate(rows[new], keys.filter(pa.array(new)))
+        these = np.flatnonzero(np.isin(self.active, rows))
+        self.remembered = np.union1d(self.remembered, these)
+        if self.in_rounds:
+            self.table.numbers[rows, -1] = np.maximum(self.table.numbers[rows, -1], _ACTIVE)
+            self.table.touched[rows] = 1
+
+    def _is_remembered(self, rows: Integers) -> npt.NDArray[np.bool_]:
+        """Which rows of the table are of such groups: they do not become active once more."""
+        if not len(self.remembered):
+            return np.zeros(len(rows), bool)
+        return np.isin(rows, self.active[self.remembered])
 
     def _activate(self, rows: Integers, keys: pa.Table) -> None:
         self.active = np.concatenate([self.active, rows])
@@ -205,14 +224,40 @@ def sum_groups(
     places = np.flatnonzero(keep_mask)
     codes, table = np.array([_KINDS.index(m.kind) for m in measures]), HashTable(len(measures))
     rows = table.rows(groups, places)
-    nowhere: Integers = np.empty(0, np.int64)
-    state = (codes, table.numbers, -1, nowhere, nowhere)
-    _, over = _add(rows, places, keep_mask, keep_mask, values, *state)
-    if over:
-        raise StateError(TOO_LARGE)
+    _add_to(table, codes, groups, places, keep_mask, keep_mask, values, -1)
     first: Integers = np.empty(table.used, np.int64)
     first[rows[::-1]] = places[::-1]
     return table.ids[: table.used], table.numbers[: table.used], first
+
+
+def _add_to(
+    table: HashTable,
+    codes: Integers,
+    groups: Words,
+    places: Integers,
+    keep_mask: KeepMask,
+    new: KeepMask,
+    values: Integers,
+    pre_threshold: int,
+) -> tuple[Integers, Integers]:
+    """Add rows to their groups' sums; the groups that pass the pre-threshold, and which rows do it.
+
+    Goes through rows until the table is full, lets it grow, and goes on.
+    """
+    became: Integers = np.empty(len(places), np.int64)
+    named: Integers = np.empty(len(places), np.int64)
+    at = count = 0
+    while at < len(places):
+        if table.used >= table.room:
+            table.reserve(min(len(places) - at, SLICE))
+        of_table = (table.words, table.index, table.touched, table.used, table.room)
+        of_rows = (at, places, groups, keep_mask, new, values, codes)
+        at, table.used, count, over = _add_rows(
+            *of_rows, of_table, pre_threshold, became, named, count
+        )
+        if over:
+            raise StateError(TOO_LARGE)
+    return became[:count].copy(), named[:count]
 
 
 @compiled
@@ -231,28 +276,51 @@ def _add_sums(rows: Any, more: Any, sums: Any, pre_threshold: int, became: Any) 
 
 
 @compiled
-def _add(
-    rows: Any,
+def _add_rows(
+    begin: int,
     places: Any,
+    groups: Any,
     keep_mask: Any,
     new: Any,
     values: Any,
     codes: Any,
-    sums: Any,
+    of_table: Any,
     pre_threshold: int,
     became: Any,
-    at: Any,
-) -> tuple[int, bool]:
-    """Add each row to its group's sums; note the groups that pass the pre-threshold, and where."""
-    count, over = 0, False
-    for i in range(len(places)):
-        row, place, value = rows[i], places[i], 0
+    named: Any,
+    count: int,
+) -> tuple[int, int, int, bool]:
+    """Add rows, from `begin` on, to their groups' sums, until the table has no room.
+
+    Returns where it ended, the rows of the table, how many groups have passed the pre-threshold
+    (`became`, and the rows that name them), and whether a sum is too large.
+    """
+    words, index, touched, used, room = of_table
+    bits, over, end = row_bits(index), False, len(places)
+    sums = words.view(np.int64)[:, 2:]
+    for ahead in range(begin, end + FAR):
+        if ahead < end:
+            ask_slot(index, groups[places[ahead], 1])
+        near = ahead - (FAR - NEAR)
+        if begin <= near < end:
+            ask_row(words, index, groups[places[near], 1])
+        i = ahead - FAR
+        if i < begin:
+            continue
+        place, value = places[i], 0
+        row = row_of(words, index, bits, groups[place, 0], groups[place, 1], used, room)
+        if row < 0:
+            return i, used, count, over
+        if row == used:
+            used += 1
+        else:
+            touched[row] = 1
         for m in range(len(codes)):
             if codes[m] == 0:
                 if keep_mask[place] & FIRST:
                     sums[row, m] += 1
                     if m == 0 and pre_threshold >= 0 and sums[row, 0] == pre_threshold + 1:
-                        became[count], at[count] = row, place
+                        became[count], named[count] = row, place
                         count += 1
             elif codes[m] == 1:
                 sums[row, m] += keep_mask[place] & KEPT
@@ -269,9 +337,9 @@ def _add(
                 sums[row, 0] += 1
                 if sums[row, 0] == pre_threshold + 1 and sums[row, len(codes)] == 0:
                     sums[row, len(codes)] = _ACTIVE
-                    became[count], at[count] = row, place
+                    became[count], named[count] = row, place
                     count += 1
-    return count, over
+    return end, used, count, over
 
 
 @compiled

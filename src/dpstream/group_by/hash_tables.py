@@ -128,6 +128,11 @@ class HashTable:
             self.index = self._slots[:slots]
             reindex(self.words, self.used, self.index)
 
+    @property
+    def room(self) -> int:
+        """As many rows as there may be before it grows."""
+        return min(len(self.words), int(_FULLEST * len(self.index)))
+
     def rows(self, ids: Words, places: Integers | None = None) -> Integers:
         """The row of each id, or of those at `places`; new ids get new rows."""
         if places is None:
@@ -233,40 +238,67 @@ def find_or_add(
     rows: Integers,
 ) -> int:
     """rows[i] = the row of wanted[places[i]], added if it is new; returns the rows in use."""
-    mask, bits = np.uint64(len(index) - 1), row_bits(index)
-    one, half = np.uint64(1), np.uint64(32)
-    slots, lines = np.uint64(index.ctypes.data), np.uint64(words.ctypes.data)
-    line = np.uint64(8 * words.shape[1])
+    bits = row_bits(index)
     for ahead in range(len(places) + FAR):
         if ahead < len(places):
-            prefetch(slots + ((wanted[places[ahead], 1] & mask) << np.uint64(2)))
+            ask_slot(index, wanted[places[ahead], 1])
         near = ahead - (FAR - NEAR)
         if 0 <= near < len(places):
-            entry = np.uint64(index[wanted[places[near], 1] & mask])
-            if entry != 0:
-                prefetch(lines + ((entry & mask) - one) * line)
+            ask_row(words, index, wanted[places[near], 1])
         i = ahead - FAR
         if i < 0:
             continue
         first, second = wanted[places[i], 0], wanted[places[i], 1]
-        tag = (first >> half) >> bits
-        slot = second & mask
-        while True:
-            entry = np.uint64(index[slot])
-            if entry == 0:
-                words[used, 0], words[used, 1] = first, second
-                rows[i] = used
-                used += 1
-                index[slot] = (tag << bits) | np.uint64(used)
-                break
-            if entry >> bits == tag:
-                row = np.int64(entry & mask) - 1
-                if words[row, 0] == first and words[row, 1] == second:
-                    rows[i] = row
-                    touched[row] = 1
-                    break
-            slot = (slot + one) & mask
+        row = row_of(words, index, bits, first, second, used, len(words))
+        rows[i] = row
+        if row == used:
+            used += 1
+        else:
+            touched[row] = 1
     return used
+
+
+@compiled
+def ask_slot(index: Slots, second: Any) -> None:
+    """Ask for the slot that an id is looked for in first."""
+    slots = np.uint64(index.ctypes.data)
+    prefetch(slots + ((second & np.uint64(len(index) - 1)) << np.uint64(2)))
+
+
+@compiled
+def ask_row(words: Words, index: Slots, second: Any) -> None:
+    """Ask for the row that this slot names, if there is one."""
+    mask = np.uint64(len(index) - 1)
+    entry = np.uint64(index[second & mask])
+    if entry != 0:
+        line = np.uint64(8 * words.shape[1])
+        prefetch(np.uint64(words.ctypes.data) + ((entry & mask) - np.uint64(1)) * line)
+
+
+@compiled
+def row_of(
+    words: Words, index: Slots, bits: Any, first: Any, second: Any, used: int, room: int
+) -> int:
+    """The row of an id: `used` if it is new and was added there, -1 if it is new and has no room.
+
+    `bits`: `row_bits` of the index.
+    """
+    mask, one = np.uint64(len(index) - 1), np.uint64(1)
+    tag = (first >> np.uint64(32)) >> bits
+    slot = second & mask
+    while True:
+        entry = np.uint64(index[slot])
+        if entry == 0:
+            if used >= room:
+                return -1
+            words[used, 0], words[used, 1] = first, second
+            index[slot] = (tag << bits) | np.uint64(used + 1)
+            return used
+        if entry >> bits == tag:
+            row = np.int64(entry & mask) - 1
+            if words[row, 0] == first and words[row, 1] == second:
+                return row  # type: ignore[return-value]
+        slot = (slot + one) & mask
 
 
 @compiled
@@ -309,6 +341,8 @@ def row_bits(index: Slots) -> Any:
 
 def in_buckets(ids: Words, buckets: int, taken: Flags | None = None) -> list[Integers]:
     """Numbers of the rows (taken) by hash bucket."""
+    if buckets == 1:
+        return [np.arange(len(ids)) if taken is None else np.flatnonzero(taken)]
     if taken is None:
         taken = np.ones(len(ids), np.uint8)
     order: Integers = np.empty(len(ids), np.int64)

@@ -41,16 +41,23 @@ def next_noise(
     joining: Words,
     release: int,
     stream: NoiseStream,
+    sets: Integers | None = None,
 ) -> tuple[KeyedNoise, Integers]:
     """A measure's noise moves on to a release: its new state, and the noise of each group.
 
-    Groups that join draw theirs from the exact law that it has by now.
+    Groups that join draw theirs from the exact law that it has by now. Laplace noise is drawn once:
+    its windows are published once. `sets`: of each group, of known ones and then of those that
+    join, which set of keys it is of, where there are several.
     """
+    if plan.scales:
+        drawn = stream.laplace(joining, release=release, scale=plan.scales[measure])
+        state = np.zeros((len(joining), plan.process.width))
+        return KeyedNoise(ids=joining, state=state, step=release), drawn
 
     def draw(ids: Words, purpose: str, each: int) -> Reals:
         return stream.normals(ids, release=release, purpose=purpose, each=each)
 
-    sigma = plan.sigmas[measure]
+    sigma = plan.sigma(measure, sets)
     return advance_noise(plan.process, known, joining, release, sigma, draw, distinct=True)
 
 
@@ -61,11 +68,13 @@ def perturb(
     streams: Sequence[NoiseStream],
     first: Integers,
     appearing: Integers,
+    sets: Integers | None = None,
 ) -> NoisySums:
     """Add noise to every measure of every group shown; `first` is the noise of measure 0.
 
     The other measures' processes begin at step 1 as well, but nobody has seen them before, so
-    their state at this release is drawn from its exact law.
+    their state at this release is drawn from its exact law. `sets`: of every active group which set
+    of keys it is of, where there are several.
     """
     shown = bucket.shown
     ids = bucket.ids(appearing)
@@ -73,9 +82,13 @@ def perturb(
     joining = bucket.ids(appearing)
     shown.active = np.concatenate([shown.active, appearing])
     shown.since = np.concatenate([shown.since, np.full(len(appearing), release, np.int64)])
+    if not streams:  # nothing is measured but cells
+        ids, sums = bucket.ids(shown.active), bucket.sums(shown.active)
+        return NoisySums(ids=ids, since=shown.since, sums=sums, groups=shown.active)
     known: Sequence[KeyedNoise | None] = shown.noise or [None] * (len(streams) - 1)
+    of_shown = None if sets is None else sets[shown.active]
     others = [
-        next_noise(plan, measure, noise, joining, release, stream)
+        next_noise(plan, measure, noise, joining, release, stream, of_shown)
         for measure, (noise, stream) in enumerate(zip(known, streams[1:], strict=True), start=1)
     ]
     shown.noise = [state for state, _ in others]

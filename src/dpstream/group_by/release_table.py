@@ -7,8 +7,10 @@ All of it is post-processing: nothing here has seen a row. `ReleaseTables` makes
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from functools import cached_property, partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -18,9 +20,21 @@ import pyarrow as pa
 
 from dpstream.errors import StateError
 from dpstream.group_by.bias import Bias
-from dpstream.query.aggregates import Aggregate, Measure, OfCells, Pair, Stddev, measures_by_name
+from dpstream.group_by.consistent import make_consistent
+from dpstream.query.aggregates import (
+    Aggregate,
+    ApproxCountDistinct,
+    Count,
+    Measure,
+    OfCells,
+    Pair,
+    Stddev,
+    Sum,
+    measures_by_name,
+)
 from dpstream.query.column_types import Types
-from dpstream.query.noise_plan import USUAL_INTERVAL, NoisePlan
+from dpstream.query.grouping_sets import GROUPING_ID
+from dpstream.query.noise_plan import USUAL_INTERVAL, NoisePlan, laplace_reach
 from dpstream.query.row_spec import Earlier, LooksBack, RowSpec
 from dpstream.query.schedule import DueRelease
 from dpstream.query.series_query import SeriesQuery
@@ -28,10 +42,12 @@ from dpstream.query.windows import iso
 from dpstream.records import Integers, Reals, Release
 from dpstream.rows.row_reader import RowReader
 
+_USUAL = 0.95  # the confidence of a kept share where none is asked for
+
 
 def answer_columns(
     aggregates: Sequence[Aggregate],
-    noisy: Mapping[Measure, tuple[Integers, float]],
+    noisy: Mapping[Measure, tuple[Any, float | Reals]],
     *,
     one_row: bool,
     nonnegative: bool,
@@ -40,12 +56,14 @@ def answer_columns(
     debias: bool = False,
     cells: Mapping[str, tuple[Integers, float]] = MappingProxyType({}),
     confidence: float | None = None,
+    scales: Mapping[Measure, Fraction] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """Named columns of a release: each aggregate, `<name>_stddev`, and an interval if asked for.
 
     `deviations`: half the width of a confidence interval, in standard deviations. `bias`: what
     bounding has dropped, where that is measured; with `debias` counts and sums make up for it.
     `cells`: by aggregate what was read off its noisy cells, and the noise of their last level.
+    `scales`: of Laplace noise, where that is what there is: then intervals are of `confidence`.
     """
     table: dict[str, Any] = {}
     measures = measures_by_name(aggregates, one_row=one_row)
@@ -56,16 +74,19 @@ def answer_columns(
             continue
         pairs = []
         for measure in measures[aggregate.name]:
-            steps, stddev = noisy[measure]
+            steps, spread = noisy[measure]
             quantum = float(measure.quantum)
             summed = measure.kind in ("value", "clamped") and measure.column
             values = steps * quantum if summed else steps * int(measure.quantum)
-            pairs.append((values, np.full(len(steps), stddev * quantum)))
+            pairs.append((values, np.full(len(steps), spread * quantum)))
         values, spread = aggregate.answer(pairs, nonnegative)
         kept = None if bias is None else bias.of_aggregate(aggregate)
         high_of_kept = None
+        exact = None
+        if scales and confidence is not None:
+            exact = _enclosed(aggregate, measures[aggregate.name], pairs, scales, confidence)
         if deviations is not None:
-            ends = _ends(aggregate, pairs, (values, spread), deviations)
+            ends = exact or _ends(aggregate, pairs, (values, spread), deviations)
             _, high_of_kept = aggregate.within(*ends, nonnegative)
         if aggregate.grows and kept is not None and debias:  # by the query alone: it makes reals
             share = kept.divisor or 1.0
@@ -74,12 +95,26 @@ def answer_columns(
         name = aggregate.name
         table[name], table[f"{name}_stddev"] = values, spread
         if deviations is not None:
-            ends = _ends(aggregate, pairs, (values, spread), deviations)
+            ends = exact or _ends(aggregate, pairs, (values, spread), deviations)
             table[f"{name}_low"], table[f"{name}_high"] = aggregate.within(*ends, nonnegative)
         if bias and kept and high_of_kept is not None and aggregate.bounds_all:
             lost = kept.lost(is_least=bias.is_least)
             table[f"{name}_high_all"] = aggregate.high_all(high_of_kept, lost)
     return table
+
+
+def _enclosed(
+    aggregate: Count | Sum,
+    measures: Sequence[Measure],
+    noisy: Sequence[Pair],
+    scales: Mapping[Measure, Fraction],
+    confidence: float,
+) -> tuple[Reals, Reals]:
+    """An interval where noise is Laplace's: its columns (and a sample) share 1 - confidence."""
+    parts = len(measures) + isinstance(aggregate, ApproxCountDistinct)
+    tail = (1 - confidence) / parts
+    reach = [laplace_reach(scales[m], tail) * float(m.quantum) for m in measures]
+    return aggregate.enclose(noisy, reach, tail)
 
 
 def _ends(
@@ -118,13 +153,14 @@ class ReleaseTables:
         query, plan = self.plan.query, self.plan.window(due.releases)
         span, time = query.schedule.span(due.window), query.schedule.time_of(step)
         keys = no_keys(query, self.types) if keys is None else keys
-        stddevs = plan.stddevs[:, due.release - 1]
+        sets = query.sets_of(keys) if query.grouping_sets else None
+        stddevs = plan.stddevs_of(due.release, sets)
         place = Place(span, time, due.release, due.releases)
         bias = self._bias(totals, due)
         finish: object = query.finish
         if isinstance(finish, LooksBack):
             finish = partial(finish.look_back, window=due.window, earlier=self.earlier)
-        release = self._columns(sums, stddevs, keys, bias, place, finish)
+        release = self._columns(sums, stddevs, keys, bias, place, finish, plan.scales)
         if not release.schema.equals(self.schema):
             known, new = (
                 ", ".join(f"{field.name} ({field.type})" for field in schema)
@@ -170,11 +206,17 @@ class ReleaseTables:
         bias: Bias | None,
         place: Place,
         finish: Any,
+        scales: Sequence[Fraction],
     ) -> pa.Table:
         """All columns of a table, after the query's own post-processing."""
-        query = self.plan.query
+        query, levels = self.plan.query, None
+        if query.grouping_sets:
+            levels = make_consistent(query, sums, stddevs, keys)
+            keys = levels.keys
         noisy = {
             measure: (sums[:, number], float(stddevs[number]))
+            if levels is None
+            else (levels.sums[:, number], levels.stddevs[:, number])
             for number, measure in enumerate(query.measures)
         }
         answers = answer_columns(
@@ -187,9 +229,23 @@ class ReleaseTables:
             debias=query.debias is not None,
             cells=self._of_cells(sums, stddevs),
             confidence=query.confidence,
+            scales=dict(zip(query.measures, scales, strict=False)),  # those of levels come after
         )
         share = None if bias is None else pa.scalar(bias.rows.share, pa.float64())
-        return place.table(query, finish, len(sums), keys, answers, kept_share=share)
+        if levels is not None and levels.unknown is not None:
+            answers |= self._not_known(answers, levels.unknown)
+        return place.table(query, finish, len(keys), keys, answers, kept_share=share)
+
+    def _not_known(self, answers: Mapping[str, Any], rest: Any) -> dict[str, Any]:
+        """NULL for groups that are not shown, where what they have cannot be told from the rest."""
+        query = self.plan.query
+        return {
+            name: pa.array(values, mask=rest)
+            for each in query.aggregates
+            if not all(query.is_additive(measure) for measure in query.measures_of[each.name])
+            for name, values in answers.items()
+            if name in {each.name + end for end in ("", "_stddev", *query.interval_ends(each))}
+        }
 
     def _of_cells(self, sums: Integers, stddevs: Reals) -> dict[str, tuple[Integers, float]]:
         """What was read off noisy cells: it stands beside the noisy sums, by aggregate."""
@@ -211,8 +267,14 @@ class ReleaseTables:
         size = len(query.totals)
         if due is None:  # a release that is made for its columns alone
             return Bias.of(query, [0] * size, np.ones(size), deviations=1.0)
-        stddevs = self.plan.totals(due.releases).stddevs[:, due.release - 1]
-        return Bias.of(query, totals, stddevs, self.plan.interval or USUAL_INTERVAL)
+        plan = self.plan.totals(due.releases)
+        stddevs = plan.stddevs[:, due.release - 1]
+        deviations = self.plan.interval or USUAL_INTERVAL
+        if plan.scales:  # two totals share what may fail: (1 - s) a + s b <= sqrt(2) hypot(...)
+            tail = (1 - (query.confidence or _USUAL)) / 2
+            reach = [laplace_reach(scale, tail) for scale in plan.scales]
+            deviations = math.sqrt(2) * float(np.max(reach / stddevs))
+        return Bias.of(query, totals, stddevs, deviations)
 
     @cached_property
     def schema(self) -> pa.Schema:
@@ -221,7 +283,10 @@ class ReleaseTables:
         none: Integers = np.zeros((0, len(query.measures) + query.found), np.int64)
         place = Place((None, None), None)
         stddevs = np.zeros(len(query.measures + query.levels))
-        table = self._columns(none, stddevs, keys, self._bias([]), place, query.finish)
+        if query.grouping_sets:
+            stddevs = np.zeros((0, len(query.measures)))
+        scales = self.plan.window(1).scales if query.pure else ()
+        table = self._columns(none, stddevs, keys, self._bias([]), place, query.finish, scales)
         return table.schema.remove_metadata()
 
 
@@ -281,7 +346,7 @@ class Place(NamedTuple):
                 "window_start": _instants(self.span[0], size),
                 "window_end": _instants(self.span[1], size),
             }
-        named |= {name: keys[name] for name in query.keys}
+        named |= {name: keys[name] for name in query.label_columns}
         named |= {
             name: values if isinstance(values, pa.Array) else pa.array(values)
             for name, values in answers.items()
@@ -328,4 +393,5 @@ def _instants(time: int | None, size: int) -> pa.Array:
 
 def no_keys(query: RowSpec, types: Types) -> pa.Table:
     """Key columns without rows."""
-    return pa.table({name: pa.array([], types[name]) for name in query.keys})
+    kinds = dict(types) | {GROUPING_ID: pa.int64()}
+    return pa.table({name: pa.array([], kinds[name]) for name in query.group_columns})

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from dpstream.mechanisms.w_event.fast import FastW as FastW
     from dpstream.mechanisms.w_event.pacer import Pacer as Pacer
     from dpstream.mechanisms.w_event.pegasus_w import PegasusW as PegasusW
+    from dpstream.mechanisms.w_event.rescue_dp import RescueDp as RescueDp
     from dpstream.mechanisms.w_event.sample import Sample as Sample
     from dpstream.mechanisms.w_event.spas import Spas as Spas
     from dpstream.mechanisms.w_event.uniform import Uniform as Uniform
@@ -54,6 +55,7 @@ REGISTRY = {
     "dsat": "dpstream.mechanisms.w_event.dsat:Dsat",
     "dsft": "dpstream.mechanisms.w_event.dsat:Dsft",
     "pegasus_w": "dpstream.mechanisms.w_event.pegasus_w:PegasusW",
+    "rescue_dp": "dpstream.mechanisms.w_event.rescue_dp:RescueDp",
     "adapub": "dpstream.mechanisms.w_event.adapub:AdaPub",
     "naive": "dpstream.mechanisms.delayed.naive:Naive",
     "pegasus": "dpstream.mechanisms.delayed.pegasus:Pegasus",

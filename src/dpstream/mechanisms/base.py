@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -193,10 +193,20 @@ class Delayed(Protocol):
         """In steps."""
 
 
+Remembers = Literal["releases", "answers", "thresholds", "data"]
+"""What a mechanism's state between two steps is a function of, beside public parameters.
+
+`releases`: what was published. `answers`: noisy answers that were paid for, each in full, and of
+which a release may show less. `thresholds`: also noise that the proof keeps secret. `data`: exact
+values too.
+"""
+
+
 class MechanismBase(Identified, identity=None):
     """What most mechanisms have in common: charges that may vary, and no delay."""
 
     constant_charges: ClassVar[bool] = False
+    remembers: ClassVar[Remembers] = "data"
     publishes_stddev: ClassVar[bool] = True
     """False: its errors depend on the data, so that nothing can be said about them."""
 

@@ -57,6 +57,9 @@ from dpstream.privacy.state.run_directory import (
 from dpstream.privacy.state.secret import secret_path
 from dpstream.records import Integers, Position, Reals, Release
 
+PAN_PRIVATE = "PanPrivateRunner"
+"""The kind of run that `pan_private.py` keeps in such a directory."""
+
 _BATCH = 1024  # steps whose digests, and steady charges, become durable together
 
 
@@ -214,7 +217,7 @@ class Runner:
             "ledger head": self._ledger.head(),
             "run": self.run_id,
         }
-        _write_snapshot(self.directory.folder, snapshot)
+        write_snapshot(self.directory.folder, snapshot)
         self.directory.log.forget_before(self.steps_done)
 
     def close(self) -> None:
@@ -427,7 +430,7 @@ class SavedRun:
         about = read_about(folder)
         if about is None:
             return None
-        if "mechanism" not in about:
+        if "mechanism" not in about or about["kind"] == PAN_PRIVATE:
             raise StateError(f"{folder} holds the state of a {about['kind']}, not of a Runner")
         try:
             snapshot = read_packed(folder / "snapshot.dps", kind="snapshot")
@@ -486,7 +489,7 @@ class SavedRun:
             InputLog(log, run=self.about["run"]).close()  # it is locked while somebody goes on
 
 
-def _write_snapshot(folder: Path, snapshot: dict[str, Any]) -> None:
+def write_snapshot(folder: Path, snapshot: dict[str, Any]) -> None:
     """Put a new snapshot in place of the last one, which becomes the older generation."""
     current = folder / "snapshot.dps"
     with suppress(StateError):  # there is none, or it is damaged and the older one was used

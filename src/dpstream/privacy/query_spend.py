@@ -16,19 +16,22 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import Protocol
+from functools import partial
+from typing import Protocol, TypeVar
 
 import numpy as np
 
 from dpstream.errors import InvalidParameter, NoiseReuse, StateError
 from dpstream.privacy import noise
 from dpstream.privacy.accounting.accountant import FloatError
-from dpstream.privacy.ledger.charges import Cells, Charge, Terms
+from dpstream.privacy.ledger.charges import Cells, Charge, Measure, Terms
 from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.state.journal import this_process
 from dpstream.privacy.state.secret import derive
 from dpstream.privacy.state.window_keys import WindowKeySource
-from dpstream.records import Reals, Words
+from dpstream.records import Integers, Reals, Words
+
+T = TypeVar("T")
 
 _LONGEST = 62  # bytes of a name that is written out; the hash of a longer one takes 63
 
@@ -88,16 +91,18 @@ class QuerySpend:
     def pay(
         self,
         *,
-        mu_squared: Fraction,
+        amount: Fraction,
         delta_slack: Fraction,
         error: FloatError,
         digest: str,
+        measure: Measure = "mu_squared",
         periods: PaidPeriods = ALL_PERIODS,
         instead_of: str = "",
     ) -> None:
         """Charge all noise of the query; made again by the same run it counts once.
 
-        Without `periods` all of them pay, for ever. `instead_of`: a run that has held its place.
+        `amount` of `measure`, which is what the book counts. Without `periods` all of them pay, for
+        ever. `instead_of`: a run that has held its place.
 
         `digest` names everything that fixes the releases besides the data: the same run with
         another one is refused, and would have other noise. `delta_slack` is that of the thresholds;
@@ -105,9 +110,7 @@ class QuerySpend:
         """
         if not digest:
             raise InvalidParameter("a query is charged under the digest of its plan; got none")
-        if mu_squared <= 0:
-            raise InvalidParameter(f"mu_squared must be greater than 0; got {mu_squared}")
-        charge = self._charge(mu_squared, delta_slack, error, periods, digest)
+        charge = self._charge(amount, measure, delta_slack, error, periods, digest)
         self._ledger.charge(self._dataset, charge, lambda step: digest, instead_of=instead_of)
         self._digest = hashlib.sha256(digest.encode()).digest()
         self._periods = periods
@@ -115,29 +118,37 @@ class QuerySpend:
     def first_room(
         self,
         *,
-        mu_squared: Fraction,
+        amount: Fraction,
         delta_slack: Fraction,
         error: FloatError,
         periods: PaidPeriods,
+        measure: Measure = "mu_squared",
     ) -> int | None:
         """The first period from which on the book could pay; None: it never can."""
-        charge = self._charge(mu_squared, delta_slack, error, periods, "")
+        charge = self._charge(amount, measure, delta_slack, error, periods, "")
         return self._ledger.first_room(self._dataset, charge)
 
     def _charge(
         self,
-        mu_squared: Fraction,
+        amount: Fraction,
+        measure: Measure,
         delta_slack: Fraction,
         error: FloatError,
         periods: PaidPeriods,
         digest: str,
     ) -> Charge:
+        if amount <= 0:
+            raise InvalidParameter(f"{measure} must be greater than 0; got {amount}")
+        if self.book.measure != measure:
+            raise InvalidParameter(
+                f"the book of {self._dataset!r} counts {self.book.measure}; got {measure}"
+            )
         return Charge(
             run=self._run.hex(),
             query=self._query,
             purpose="query",
             step=0,
-            amount=mu_squared,
+            amount=amount,
             cells=Cells(first=0, last=0),
             digest=digest,
             delta_slack=delta_slack,
@@ -275,18 +286,49 @@ class NoiseStream:
 
         Releases only move forward, one call per purpose and release.
         """
+        if each < 1:
+            raise InvalidParameter(f"each counts from 1; got {each}")
+        return self._draw(ids, release, purpose, lambda draws: noise.normals(draws, each))
+
+    def laplace(self, ids: Words, *, release: int, scale: Fraction) -> Integers:
+        """Discrete Laplace noise of this scale for every id, exact."""
+        draw = partial(noise.discrete_laplace, scale=scale)
+        return self._draw(ids, release, "laplace", draw)
+
+    def choose(
+        self,
+        ids: Words,
+        *,
+        release: int,
+        count: int,
+        gaps: Callable[[Integers, Integers], Integers],
+        slope: Fraction,
+    ) -> Integers:
+        """For every id a candidate below `count`, with odds e^(-gap slope), exact.
+
+        `gaps(which, candidates)`: how far these candidates of these ids are from the best one.
+        """
+
+        def draw(draws: noise.Draws) -> Integers:
+            return noise.choose_each(draws, count, gaps, slope)
+
+        return self._draw(ids, release, "choose", draw)
+
+    def _draw(
+        self, ids: Words, release: int, purpose: str, sample: Callable[[noise.Draws], T]
+    ) -> T:
+        """Sample from the draws of these ids, once per purpose and release."""
         self._spend.refuse_fork()
         if self._spend.step < 0:
             raise StateError("no input is durable yet; call begin(step) before the first draw")
-        if release < 1 or each < 1:
-            raise InvalidParameter(f"release and each count from 1; got {release} and {each}")
+        if release < 1:
+            raise InvalidParameter(f"release counts from 1; got {release}")
         if ids.ndim != 2 or ids.shape[1] != 2 or ids.dtype != np.uint64:
             raise InvalidParameter(
                 f"ids must be uint64 [keys, 2]; got {ids.dtype} of shape {ids.shape}"
             )
         with self._lock:
-            draws = self._stream(purpose).at_keys(release, ids, self._part, distinct=True)
-            return noise.normals(draws, each)
+            return sample(self._stream(purpose).at_keys(release, ids, self._part, distinct=True))
 
     def close(self) -> None:
         """Draw nothing more, and let go of the key."""
@@ -310,10 +352,10 @@ def _users_book(ledger: Ledger, dataset: str) -> Terms:
     terms = ledger.terms(dataset)
     if terms is None:
         raise InvalidParameter(f"dataset {dataset!r} has no book in this ledger; admit the query")
-    if (terms.unit, terms.measure) != ("user", "mu_squared"):
+    if terms.unit != "user" or terms.measure == "rho":
         raise InvalidParameter(
-            f"a query over users is charged to a book of users in mu_squared; that of {dataset!r} "
-            f"promises {terms.describe()}"
+            f"a query over users is charged to a book of users in mu_squared, or in epsilon where "
+            f"it has no delta; that of {dataset!r} promises {terms.describe()}"
         )
     return terms
 

@@ -165,6 +165,32 @@ def per_unit_change(*, groups: int, largest: Fraction) -> Fraction:
     return group_by_change(rows=groups, per_group=1, groups=groups, largest=largest)
 
 
+@cache
+def total_change(*, rows: int, largest: Fraction) -> Fraction:
+    """L1 change of one column over all groups: each of a unit's rows moves one group.
+
+    >>> total_change(rows=5, largest=Fraction(10))
+    Fraction(50, 1)
+    """
+    _at_least_one(rows=rows)
+    return rows * largest
+
+
+@cache
+def rank_change(share: Fraction, *, per_group: int) -> Fraction:
+    """How far a unit moves the distance of any leaf's ranks from the rank of a quantile.
+
+    Counted in parts of a row, as many as the share's denominator. One row moves each rank by 0 or
+    1, and the rank looked for by the share p: their difference by p or 1 - p.
+
+    >>> rank_change(Fraction(19, 20), per_group=2)
+    Fraction(38, 1)
+    """
+    _at_least_one(per_group=per_group)
+    over, under = share.numerator, share.denominator
+    return Fraction(per_group * max(over, under - over))
+
+
 def rounds_change(*, rows: int) -> Fraction:
     """L2 change of the units of all rounds of all groups, for one unit with at most `rows` rows.
 

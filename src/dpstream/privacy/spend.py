@@ -15,7 +15,8 @@ import numpy.typing as npt
 
 from dpstream.errors import InvalidInput, InvalidParameter, StateError
 from dpstream.privacy import noise
-from dpstream.privacy.accounting.curves import pure_rho_above
+from dpstream.privacy.accounting.calibration import round_up
+from dpstream.privacy.accounting.curves import pure_mu_above, pure_rho_above
 from dpstream.privacy.amounts import on_grid, show
 from dpstream.privacy.ledger.balance import DigestAt
 from dpstream.privacy.ledger.charges import Cells, Charge, Cover, Interval, Kind, Paid
@@ -77,6 +78,7 @@ class Spend:
             cells = Cells(first=token.first, last=token.last)
             self._charge(token.amount, token.purpose, cells, kind="cover")
         else:
+            self._refuse_intervals()
             cells = Cells(first=token.start, last=max(token.start, self.step))
             self._charge(token.amount, token.purpose, cells, kind="open")
         return replace(token, run=self._run_name)
@@ -112,6 +114,7 @@ class Spend:
 
     def open_interval(self, epsilon: Fraction, *, purpose: str = "interval") -> Interval:
         """Charge `epsilon` once to every window that overlaps the steps until it is closed."""
+        self._refuse_intervals()
         amount = self._pure(positive_amount(epsilon, "epsilon"))
         self._charge(amount, purpose, None, kind="open")
         return Interval(purpose=purpose, start=self.step, amount=amount, run=self._run_name)
@@ -244,11 +247,15 @@ class Spend:
 
     def _pure(self, epsilon: Fraction) -> Fraction:
         if self._measure == "mu_squared":
-            raise InvalidParameter(
-                "this book counts GDP, which pure noise does not fit; open a book with "
-                "measure='epsilon' or measure='rho'"
-            )
+            return round_up(pure_mu_above(epsilon) ** 2)
         return epsilon if self._measure == "epsilon" else pure_rho_above(epsilon)
+
+    def _refuse_intervals(self) -> None:
+        if self._measure == "mu_squared":
+            raise InvalidParameter(
+                "an interval pays for pure noise over many steps, and must be in a book of epsilon "
+                "or rho; this one counts mu_squared; open a book of its own with measure='epsilon'"
+            )
 
     def _require(self, measure: str, reason: str) -> None:
         if self._measure != measure:

@@ -25,6 +25,7 @@ from fractions import Fraction
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, cast
 
 import numpy as np
+from scipy.special import ndtri
 
 from dpstream.errors import InvalidParameter
 from dpstream.privacy.amounts import Amount, exact, positive
@@ -220,6 +221,15 @@ class Count(Identified, identity="count", keys="name"):
         values, stddev = noisy[0]
         return np.maximum(values, 0) if nonnegative else values, stddev
 
+    def enclose(
+        self, noisy: Sequence[Pair], reach: Sequence[float], tail: float
+    ) -> tuple[Reals, Reals]:
+        """What it may be where each column lies within its `reach` of the noisy one.
+
+        `tail`: the part of 1 - confidence that each column, and a sample, is given.
+        """
+        return noisy[0][0] - reach[0], noisy[0][0] + reach[0]
+
     def within(self, low: Reals, high: Reals, nonnegative: bool) -> tuple[Reals, Reals]:
         """An interval, cut to what is possible: a count is not below 0."""
         return np.maximum(low, 0.0), np.maximum(high, 0.0)
@@ -332,6 +342,15 @@ class Sum(Identified, identity="sum", keys="name column lo hi quantum"):
             values, stddev = values + middle * rows, np.hypot(stddev, middle * of_rows)
         return np.maximum(values, 0.0) if nonnegative and self.lo >= 0 else values, stddev
 
+    def enclose(
+        self, noisy: Sequence[Pair], reach: Sequence[float], tail: float
+    ) -> tuple[Reals, Reals]:
+        """As that of a count; of both columns if it is centred."""
+        values, far = self.answer(noisy, nonnegative=False)[0], reach[0]
+        if len(noisy) > 1:
+            far = far + abs(float(self.middle)) * reach[1]
+        return values - far, values + far
+
     def within(self, low: Reals, high: Reals, nonnegative: bool) -> tuple[Reals, Reals]:
         """An interval, cut to what is possible."""
         least = 0.0 if self.lo >= 0 else -np.inf
@@ -363,6 +382,14 @@ class Avg(Sum, identity="avg"):
         stddev = np.sqrt(spread**2 + (shift * of_rows) ** 2) / count
         middle, lo, hi = float(self.middle), float(self.lo), float(self.hi)
         return np.clip(middle + shift, lo, hi), np.minimum(stddev, hi - lo)
+
+    def enclose(
+        self, noisy: Sequence[Pair], reach: Sequence[float], tail: float
+    ) -> tuple[Reals, Reals]:
+        """The least and the largest quotient of sums and of rows (1 at least) within reach."""
+        low, high = _quotients(noisy[0], noisy[1], reach)
+        middle, lo, hi = float(self.middle), float(self.lo), float(self.hi)
+        return np.clip(middle + low, lo, hi), np.clip(middle + high, lo, hi)
 
     def within(self, low: Reals, high: Reals, nonnegative: bool) -> tuple[Reals, Reals]:
         """A mean lies between the clamps."""
@@ -402,6 +429,19 @@ class Variance(Avg, identity="variance"):
         spread = np.sqrt(of_squares**2 + (2 * shift * of_sums) ** 2 + by_rows**2) / count
         return variance, np.minimum(spread, most)
 
+    def enclose(
+        self, noisy: Sequence[Pair], reach: Sequence[float], tail: float
+    ) -> tuple[Reals, Reals]:
+        """Any mean square within reach, less the square of any mean within reach."""
+        squares, sums, rows = noisy
+        low, high = _quotients(squares, rows, (reach[0], reach[2]))
+        left, right = _quotients(sums, rows, reach[1:])
+        least = np.maximum(np.maximum(left, -right), 0.0)  # 0 where the mean may be the middle
+        most = np.maximum(-left, right)
+        offset, largest = float(self.squares.offset), float((self.hi - self.lo) ** 2) / 4
+        ends = offset + low - most**2, offset + high - least**2
+        return np.clip(ends[0], 0.0, largest), np.clip(ends[1], 0.0, largest)
+
     def within(self, low: Reals, high: Reals, nonnegative: bool) -> tuple[Reals, Reals]:
         """Nor can it be below 0, or above that of values at both clamps."""
         return np.maximum(low, 0.0), np.minimum(high, float((self.hi - self.lo) ** 2) / 4)
@@ -426,6 +466,13 @@ class Stddev(Variance, identity="stddev"):
         variance, spread = super().answer(noisy, nonnegative=True)
         low, high = variance - deviations * spread, variance + deviations * spread
         return np.sqrt(np.maximum(low, 0.0)), np.sqrt(high)
+
+    def enclose(
+        self, noisy: Sequence[Pair], reach: Sequence[float], tail: float
+    ) -> tuple[Reals, Reals]:
+        """The roots of the variance's ends."""
+        low, high = super().enclose(noisy, reach, tail)
+        return np.sqrt(low), np.sqrt(high)
 
     def within(self, low: Reals, high: Reals, nonnegative: bool) -> tuple[Reals, Reals]:
         """Nor can it be below 0, or above that of values at both clamps."""
@@ -564,6 +611,14 @@ class ApproxCountDistinct(CountDistinct, identity="approx_count_distinct", keys=
         values, stddev = super().answer(noisy, nonnegative)
         return values, np.sqrt(stddev**2 + np.maximum(values, 0) * (self.one_in - 1))
 
+    def enclose(
+        self, noisy: Sequence[Pair], reach: Sequence[float], tail: float
+    ) -> tuple[Reals, Reals]:
+        """What noise may do, and what the sample leaves to chance, as a normal number."""
+        low, high = super().enclose(noisy, reach, tail)
+        sampled = -ndtri(tail / 2) * np.sqrt(np.maximum(high, 0) * (self.one_in - 1))
+        return low - sampled, high + sampled
+
 
 @dataclass(frozen=True)
 class OfCells(Identified, identity=None, keys="name"):
@@ -599,6 +654,16 @@ class OfCells(Identified, identity=None, keys="name"):
 
 
 Aggregate: TypeAlias = Count | Sum | OfCells
+
+
+def _quotients(sums: Pair, rows: Pair, reach: Sequence[float]) -> tuple[Reals, Reals]:
+    """The least and the largest sum over rows where both lie within reach, rows at least 1."""
+    ends = [
+        (sums[0] + over) / np.maximum(rows[0] + under, 1.0)
+        for over in (-reach[0], reach[0])
+        for under in (-reach[1], reach[1])
+    ]
+    return np.min(ends, axis=0), np.max(ends, axis=0)
 
 
 def _new(cls: type, facts: dict[str, Any]) -> Any:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from scipy.special import ndtri
@@ -26,26 +27,38 @@ from dpstream.counting.noise_scale import (
     sigma_for,
     streamed_norm,
 )
-from dpstream.errors import InvalidParameter
-from dpstream.privacy.accounting.accountant import FloatError
-from dpstream.privacy.accounting.calibration import split_budget
+from dpstream.errors import InvalidParameter, LedgerError
+from dpstream.privacy.accounting.accountant import NO_FLOAT_ERROR, FloatError
+from dpstream.privacy.accounting.calibration import (
+    mu_squared_for,
+    round_down,
+    round_up,
+    split_budget,
+)
+from dpstream.privacy.accounting.curves import choice_epsilon, choice_mu_above, pure_mu_above
 from dpstream.privacy.accounting.promises import ROUNDING_SHARE, own_terms
+from dpstream.privacy.amounts import on_grid
 from dpstream.privacy.ledger.charges import Terms
 from dpstream.privacy.query_spend import QuerySpend
 from dpstream.privacy.sensitivity import (
     group_by_change,
     per_unit_change,
+    rank_change,
     rounds_change,
+    total_change,
     units_change,
 )
 from dpstream.query.aggregates import Measure, Sum
 from dpstream.query.book_periods import book_share, same_rows
-from dpstream.query.quantiles import Level
+from dpstream.query.quantiles import ExponentialQuantile, Level, Quantile
 from dpstream.query.query import Query
 from dpstream.records import Integers, Reals
 
 _EARLY = 0.02  # the part of a threshold that sparing noise for rare keys may cost
 _COARSEST = 10  # grid steps that a clamped value must still have
+_VISIBLE = 2  # standard deviations above 0 at which a remembered key is shown
+_MOST_CHOICES = 100  # releases of a window up to which a choice for each is thought of
+_BETTER = 0.9  # of the error of a tree: what a choice must have at most
 USUAL_INTERVAL = float(-ndtri(0.025))
 """Half the width of an interval of 95%, in standard deviations."""
 _buffered = lru_cache(maxsize=256)(BufferedLinearToeplitz)  # to find its parameters takes a while
@@ -64,7 +77,27 @@ class WindowPlan:
     """In grid steps, measures (and levels of cells) x releases; rounding included."""
     pre_threshold: int
     thresholds: Integers
-    """Noisy units that show a key, by release."""
+    """Noisy units that show a key, by release; of several sets of keys a row for each."""
+    visible: Reals
+    """What shows a remembered key, measures x releases: hiding it below is post-processing."""
+    measures: int = 0
+    """How many measures each of several sets of keys has; 0: there is one set."""
+    slopes: tuple[Fraction, ...] = ()
+    """By column, how the odds of a leaf fall with each part of a rank; 0 where noise is added."""
+    scales: tuple[Fraction, ...] = ()
+    """By column, of discrete Laplace noise; none where the noise is normal."""
+
+    def sigma(self, measure: int, sets: Integers | None) -> float | Reals:
+        """What a measure's noise is multiplied with; of groups of these sets, if there are any."""
+        if sets is None:
+            return self.sigmas[measure]
+        of_measure: Reals = np.array(self.sigmas[measure :: self.measures])
+        return of_measure[sets]
+
+    def stddevs_of(self, release: int, sets: Integers | None) -> Reals:
+        """Of each measure at a release; with `sets`, groups x measures."""
+        column: Reals = self.stddevs[:, release - 1]
+        return column if sets is None else column.reshape(-1, self.measures)[sets]
 
     @property
     def activation(self) -> int:
@@ -86,16 +119,62 @@ class NoisePlan:
 
     @cached_property
     def sensitivities(self) -> tuple[Fraction, ...]:
-        """Of each measure and total, in grid steps, for one unit; L2 over all its groups."""
-        return tuple(self._sensitivity(measure) for measure in self.columns)
+        """Of each measure and total, in grid steps, for one unit, over all its groups.
+
+        In L2, or in L1 where the noise is Laplace's; of a choice that of the scores in one group.
+        """
+        if self.query.pure:
+            return tuple(map(self._total, self.columns))
+        columns = zip(self.columns, self.sets, strict=True)
+        return tuple(self._sensitivity(measure, names) for measure, names in columns)
+
+    @property
+    def measure(self) -> Literal["epsilon", "mu_squared"]:
+        """What the run's budget is counted in."""
+        return "epsilon" if self.query.pure else "mu_squared"
 
     @cached_property
     def columns(self) -> tuple[Measure, ...]:
-        """All that noise is added to: measures of groups, levels of cells, totals of windows."""
-        return self.query.measures + self.query.levels + self.query.totals
+        """All that noise is added to: measures of groups, levels of cells, totals of windows.
 
-    def _sensitivity(self, measure: Measure) -> Fraction:
+        Of several sets of keys each has all measures, one set after another.
+        """
+        query = self.query
+        return self._of_groups * max(len(query.grouping_sets), 1) + query.totals
+
+    @property
+    def _of_groups(self) -> tuple[Measure, ...]:
+        return self.query.measures + self.query.levels
+
+    @cached_property
+    def sets(self) -> tuple[tuple[str, ...] | None, ...]:
+        """The set of keys that each of the columns is of; None: there is one, or it is a total."""
+        several = [names for names in self.query.grouping_sets for _ in self._of_groups]
+        alone = len(self.columns) - len(several)
+        return (*several, *[None] * alone)
+
+    def _total(self, measure: Measure) -> Fraction:
+        """The same in L1."""
         bounds = self.query.bounds
+        if isinstance(measure, Level) and measure.share is not None:
+            return self._sensitivity(measure)
+        if measure in self.query.totals:
+            return total_change(rows=self._rows_of_total(measure), largest=measure.largest)
+        per_group = measure.kind == "units" or measure.per_unit
+        rows = bounds.groups if per_group else bounds.rows
+        return total_change(rows=rows, largest=measure.largest)
+
+    def _sensitivity(self, measure: Measure, names: tuple[str, ...] | None = None) -> Fraction:
+        bounds = self.query.bounds
+        if isinstance(measure, Level) and measure.share is not None:
+            return rank_change(measure.share, per_group=bounds.rows_per_group)
+        if names is not None and len(names) < len(self.query.keys):  # all rows may be in one group
+            groups = self.query.groups_of_set(names)
+            if measure.kind == "units":
+                return units_change(rows=bounds.rows, groups=groups)
+            return group_by_change(
+                rows=bounds.rows, per_group=bounds.rows, groups=groups, largest=measure.largest
+            )
         if measure.kind == "units":
             return units_change(rows=bounds.rows, groups=bounds.groups)
         if measure.kind == "round":
@@ -117,9 +196,11 @@ class NoisePlan:
         process = self._process(releases)
         return float(streamed_norm(process, measure.fall) / streamed_norm(process))
 
-    def _reached(self, measure: Measure) -> int:
-        """How many processes of a measure one unit may move, at most."""
+    def _reached(self, measure: Measure, names: tuple[str, ...] | None = None) -> int:
+        """How many processes of a measure one unit may move, at most; `names`: of a set of keys."""
         bounds = self.query.bounds
+        if names is not None:
+            return self.query.groups_of_set(names)
         if measure in self.query.totals:  # one group in each window
             rows = self._rows_of_total(measure)
             windows = self.query.schedule.windows_of_a_period(self.query.periods)
@@ -143,12 +224,17 @@ class NoisePlan:
     def calibrated(self) -> QueryCalibration:
         """mu^2 of the whole run, and its float error, whatever the windows' lengths."""
         query, weights = self.query, self.query.column_weights
+        noisy = [number for number, column in enumerate(self.columns) if _gets_noise(column)]
+        if not noisy:  # choices alone are exact
+            room = query.delta - self.delta_slack
+            mu_squared = on_grid(mu_squared_for(epsilon=query.epsilon, delta=room))
+            return QueryCalibration(mu_squared=mu_squared, sigmas=(), error=NO_FLOAT_ERROR)
         return calibrate_query(
             *(self._process(releases) for releases in query.schedule.lengths),
-            sensitivities=self.sensitivities,
-            falls=[column.fall for column in self.columns],
-            shares=[weight / sum(weights) for weight in weights],
-            influence=[self._reached(column) for column in self.columns],
+            sensitivities=[self.sensitivities[number] for number in noisy],
+            falls=[self.columns[number].fall for number in noisy],
+            shares=[weights[number] / sum(weights) for number in noisy],
+            influence=[self._reached(self.columns[number], self.sets[number]) for number in noisy],
             epsilon=query.epsilon,
             delta=query.delta,
             delta_slack=self.delta_slack,
@@ -156,14 +242,63 @@ class NoisePlan:
 
     @property
     def interval(self) -> float | None:
-        """Half the width of a confidence interval, in standard deviations."""
+        """Half the width of a confidence interval, in standard deviations, of normal noise."""
         confidence = self.query.confidence
         return None if confidence is None else float(-ndtri((1 - confidence) / 2))
 
     @cached_property
+    def total(self) -> Fraction:
+        """The budget of the whole run: epsilon, or mu^2."""
+        return self.query.epsilon if self.query.pure else self.calibrated.mu_squared
+
+    @property
+    def error(self) -> FloatError:
+        """What float arithmetic adds: nothing to choices and Laplace noise, which are exact."""
+        return NO_FLOAT_ERROR if self.query.pure else self.calibrated.error
+
+    @cached_property
     def shares(self) -> tuple[Fraction, ...]:
-        """mu^2 of each measure and total."""
-        return split_budget(self.calibrated.mu_squared, weights=self.query.column_weights)
+        """The part of each measure and total."""
+        return split_budget(self.total, weights=self.query.column_weights)
+
+    def _choice_epsilon(self, column: int, releases: int) -> Fraction:
+        """Epsilon of each choice that a column makes in a group, at one of so many releases."""
+        bounds, share = self.query.bounds, self.shares[column]
+        if self.query.pure:  # a row in one group is none in another
+            return share * bounds.rows_per_group / bounds.rows
+        mu = math.sqrt(share / (bounds.groups * releases)) * (1 - 1e-12)
+        return round_down(choice_epsilon(mu))
+
+    def charges(self, book: Terms) -> list[Fraction]:
+        """What each column takes of a book, in what the book counts."""
+        if not self.query.pure:
+            of_book = book_share(self.query, book)
+            pairs = zip(self.shares, self.columns, strict=True)
+            return [part * of_book.times(column) for part, column in pairs]
+        if book.measure == "epsilon":
+            return list(self.shares)
+        lost = []
+        for number, (column, share) in enumerate(zip(self.columns, self.shares, strict=True)):
+            mu_squared = pure_mu_above(share) ** 2
+            if not _gets_noise(column):
+                each = choice_mu_above(self._choice_epsilon(number, 1))
+                mu_squared = min(mu_squared, self.query.bounds.groups * each**2)
+            lost.append(round_up(mu_squared))
+        return lost
+
+    def ranks(self, quantile: Quantile, releases: int) -> Reals:
+        """About how many rows off a quantile is, by release."""
+        query, window = self.query, self.window(releases)
+        levels = quantile.cells.levels
+        first = len(query.measures) + query.levels.index(levels[0])
+        spreads = window.stddevs[first : first + len(levels)]
+        if isinstance(quantile, ExponentialQuantile):
+            worst: Reals = spreads.max(axis=0)
+            return worst
+        of_rows = window.stddevs[query.measures.index(quantile.rows)]
+        weights = quantile.cells.rank_weights[1:].mean(axis=0)
+        ranks: Reals = np.sqrt(weights @ spreads**2 + (of_rows / 4) ** 2)
+        return ranks
 
     def _process(self, releases: int) -> Process:
         if self.query.strategy == "sqlp":
@@ -190,6 +325,8 @@ class NoisePlan:
         """
         query = self.query
         own = self._own_terms()
+        if book is not None and query.pure and book.measure == "mu_squared":
+            return replace(own, measure=book.measure, total=sum(self.charges(book), Fraction(0)))
         same = book is None or query.period_in_words == book.period
         if book is None or same or not same_rows(query, book):
             return own
@@ -198,11 +335,19 @@ class NoisePlan:
 
     def _own_terms(self) -> Terms:
         query = self.query
+        if query.pure:
+            return Terms(
+                unit="user",
+                total=query.epsilon,
+                period=query.period_in_words,
+                time_zone=query.time_zone,
+                change=query.protected,
+            )
         return own_terms(
             epsilon=query.epsilon,
             mu_squared=self.calibrated.mu_squared,
             delta_slack=self.delta_slack,
-            error=self.calibrated.error,
+            error=self.error,
             period=query.period_in_words,
             time_zone=query.time_zone,
             change=query.protected,
@@ -218,14 +363,36 @@ class NoisePlan:
         return None if cost["periods"].first is None else spend.first_room(**cost)
 
     def cost(self, book: Terms) -> dict[str, Any]:
-        """What one unit of the book loses by the whole run."""
-        share, error = book_share(self.query, book), self.calibrated.error
+        """What one unit of the book loses by the whole run, in what the book counts."""
+        self._refuse_book(book)
+        share, error = book_share(self.query, book), self.error
+        if self.query.pure:
+            amount = self.total if book.measure == "epsilon" else sum(self.charges(book))
+        else:
+            amount = share.mu_squared(self.total, self.shares, self.columns)
         return {
-            "mu_squared": share.mu_squared(self.calibrated.mu_squared, self.shares, self.columns),
+            "amount": amount,
+            "measure": book.measure,
             "delta_slack": self.delta_slack * share.groups,
             "error": FloatError(xi=error.xi * share.groups, tau=error.tau * share.groups),
             "periods": share.periods,
         }
+
+    def _refuse_book(self, book: Terms) -> None:
+        """A book of epsilon takes what is pure; what is pure counts one unit of the book."""
+        query = self.query
+        if book.measure == "epsilon" and not query.pure:
+            raise LedgerError(
+                f"the query {query.name!r} has a delta, and its book counts epsilon alone; use a "
+                "book of its own (another dataset name), or leave delta out where all groups are "
+                "public and each window is published once"
+            )
+        if query.pure and query.period_in_words != book.period:
+            raise LedgerError(
+                f"the query {query.name!r} has no delta and periods of {query.period_in_words}, "
+                f"its book of {book.period}: what it takes of other periods is not counted; give "
+                "it a delta, the book's period, or a book of its own (another dataset name)"
+            )
 
     def window(self, releases: int) -> WindowPlan:
         """The noise of a window with so many releases."""
@@ -240,50 +407,77 @@ class NoisePlan:
 
     def _window(self, releases: int) -> WindowPlan:
         query = self.query
-        plan = self._of_columns(releases, slice(len(query.measures + query.levels)))
+        plan = self._of_columns(releases, slice(len(self.columns) - len(query.totals)))
+        if query.grouping_sets:
+            plan = replace(plan, measures=len(query.measures))
         if query.public_groups is not None:
             return plan
-        deviations = self._quantiles(releases) * plan.sigmas[0] * plan.process.error() * (1 + 1e-12)
+        errors = plan.process.error() * (1 + 1e-12)
+        deviations = self._quantiles(releases) * plan.sigmas[0] * errors
+        if query.grouping_sets:
+            first = plan.sigmas[:: plan.measures]
+            sets = zip(first, query.grouping_sets, strict=True)
+            of_sets = [self._quantiles(releases, names) * sigma * errors for sigma, names in sets]
+            deviations = np.array(of_sets)
         early = query.pre_threshold
         if early is None:
-            early = math.floor(_EARLY * float(deviations[-1]))
+            early = math.floor(_EARLY * float(deviations[..., -1].min()))
         thresholds = early + 1 + np.ceil(deviations + 0.5).astype(np.int64)
         return replace(plan, public=False, pre_threshold=early, thresholds=thresholds)
 
     @lru_cache(maxsize=64)  # noqa: B019
     def totals(self, releases: int) -> WindowPlan:
         """The noise of a window's totals: one group, which everybody knows."""
-        return self._of_columns(releases, slice(len(self.query.measures + self.query.levels), None))
+        first = len(self.columns) - len(self.query.totals)
+        return self._of_columns(releases, slice(first, None))
 
     def _of_columns(self, releases: int, columns: slice) -> WindowPlan:
         """The noise of some columns of groups that everybody knows."""
-        process = self._process(releases)
-        sigmas = tuple(
-            float(sigma_for(process, sensitivity=change, mu_squared=share, fall=column.fall))
-            for change, share, column in zip(
-                self.sensitivities, self.shares, self.columns, strict=True
-            )
-        )[columns]
+        process, pure = self._process(releases), self.query.pure
+        sigmas, slopes, scales = [], [], []
+        for number in range(len(self.columns))[columns]:
+            column, change = self.columns[number], self.sensitivities[number]
+            chosen = not _gets_noise(column)
+            share = self._choice_epsilon(number, releases) if chosen else self.shares[number]
+            slopes.append(share / (2 * change) if chosen else Fraction(0))
+            scales.append(change / share if pure and not chosen else Fraction(0))
+            sigma = 0.0
+            if not pure and not chosen:
+                sigma = float(
+                    sigma_for(process, sensitivity=change, mu_squared=share, fall=column.fall)
+                )
+            sigmas.append(sigma)
         stddevs: Reals = np.hypot(np.outer(sigmas, process.error()), 12**-0.5)
+        for row, number in enumerate(range(len(self.columns))[columns]):
+            column = self.columns[number]
+            if isinstance(column, Level) and column.share is not None:
+                stddevs[row] = math.sqrt(2) / float(slopes[row] * column.share.denominator)
+            elif pure:
+                stddevs[row] = _laplace_stddev(scales[row])
         return WindowPlan(
+            slopes=tuple(slopes) if any(slopes) else (),
+            scales=tuple(scales) if pure else (),
             public=True,
             process=process,
-            sigmas=sigmas,
+            sigmas=tuple(sigmas),
             stddevs=stddevs,
             pre_threshold=0,
             thresholds=np.zeros(releases, np.int64),
+            visible=_VISIBLE * stddevs,
         )
 
-    def _quantiles(self, releases: int) -> Reals:
+    def _quantiles(self, releases: int, names: tuple[str, ...] | None = None) -> Reals:
         """How many standard deviations no noise of a unit's own keys passes, but for the slack.
 
-        By release: the last one has a part of the slack of its own, the others share the rest.
+        By release: the last one has a part of the slack of its own, the others share the rest. Sets
+        of keys share it alike.
         """
         parts = np.full(releases, 1 / releases)
         if self.query.last_share is not None and releases > 1:
             last = float(self.query.last_share)
             parts[:-1], parts[-1] = (1 - last) / (releases - 1), last
-        each = float(self.delta_slack) * (1 - 1e-12) / self._reached(self.columns[0]) * parts
+        slack = float(self.delta_slack) * (1 - 1e-12) / max(len(self.query.grouping_sets), 1)
+        each = slack / self._reached(self.columns[0], names) * parts
         quantiles: Reals = -ndtri(each) * (1 + 1e-12)
         return quantiles
 
@@ -296,12 +490,13 @@ def plan_query(query: Query, counters: str | None = None) -> NoisePlan:
 
     `counters`: the canonical text of the matrices that a run has begun with.
     """
-    kept, given = () if counters is None else matrices_of(counters), query
+    kept = () if counters is None else matrices_of(counters)
+    query = given = _with_mechanisms(query, kept)
     while True:
         plan = NoisePlan(query, kept=kept)
         spared = query.totals and not query.debias and query.max_dropped_rows is None
         try:
-            error = plan.calibrated.error
+            error = plan.error
         except InvalidParameter as problem:
             coarser = _coarser(query)
             if coarser is None:
@@ -314,6 +509,75 @@ def plan_query(query: Query, counters: str | None = None) -> NoisePlan:
             if not spared or error.xi <= query.epsilon * ROUNDING_SHARE / 10:
                 return plan
             query = replace(given, report_bias=False)
+
+
+def _with_mechanisms(query: Query, kept: tuple[tuple[int, tuple[float, ...]], ...]) -> Query:
+    """The query with its quantiles by the exponential mechanism where that errs less.
+
+    It tells no interval, so a query with `confidence` takes trees.
+    """
+    asked = [a.name for a in query.aggregates if _may_choose(a, query)]
+    if not asked:
+        return query
+    choosing = _choosing(query, asked)
+    trees = _choosing(query, [a.name for a in query.aggregates if _must_choose(a)])
+    try:
+        plan = NoisePlan(trees, kept=kept)
+        errors = {name: _mean_rank(plan, name) for name in asked}
+    except InvalidParameter:  # floats cannot keep so many levels
+        return choosing
+    plan = NoisePlan(choosing, kept=kept)
+    better = [name for name in asked if _mean_rank(plan, name) <= _BETTER * errors[name]]
+    return _choosing(
+        query, [a.name for a in query.aggregates if a.name in better or _must_choose(a)]
+    )
+
+
+def _must_choose(aggregate: object) -> bool:
+    return isinstance(aggregate, Quantile) and aggregate.mechanism == "exponential"
+
+
+def _may_choose(aggregate: object, query: Query) -> bool:
+    if type(aggregate) is not Quantile or aggregate.mechanism == "tree" or not aggregate.inside:
+        return False
+    few = max(query.schedule.lengths) <= _MOST_CHOICES and query.confidence is None
+    return few or _must_choose(aggregate)
+
+
+def _choosing(query: Query, names: Collection[str]) -> Query:
+    """The query with these quantiles by choice."""
+    aggregates = tuple(
+        a.by_choice if isinstance(a, Quantile) and a.name in names else a for a in query.aggregates
+    )
+    return query if aggregates == query.aggregates else replace(query, aggregates=aggregates)
+
+
+def _mean_rank(plan: NoisePlan, name: str) -> float:
+    """The rank error of a quantile, root mean square over the longest window's releases."""
+    (quantile,) = (a for a in plan.query.aggregates if a.name == name)
+    assert isinstance(quantile, Quantile)
+    ranks = plan.ranks(quantile, max(plan.query.schedule.lengths))
+    return float(np.sqrt(np.mean(ranks**2)))
+
+
+def _gets_noise(column: Measure) -> bool:
+    """Is noise added to it? Otherwise something is chosen by it."""
+    return not isinstance(column, Level) or column.share is None
+
+
+def laplace_reach(scale: Fraction, tail: float) -> int:
+    """Grid steps that discrete Laplace noise of this scale passes with probability `tail` at most.
+
+    >>> laplace_reach(Fraction(1), 0.05)
+    3
+    """
+    return math.ceil(float(scale) * -math.log(tail) * (1 + 1e-12))
+
+
+def _laplace_stddev(scale: Fraction) -> float:
+    """Of discrete Laplace noise."""
+    ratio = math.exp(-1 / float(scale))
+    return math.sqrt(2 * ratio) / -math.expm1(-1 / float(scale))
 
 
 def matrices_of(text: str) -> tuple[tuple[int, tuple[float, ...]], ...]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
 from functools import cached_property
 from itertools import pairwise
@@ -30,10 +30,14 @@ MOST_LEAVES = 4096
 """Levels grow with the logarithm, memory with the leaves that are visited."""
 MOST_BINS = 1024
 _LEAVES = 256  # levels cost noise: 0.29 h; finer leaves are worth it where values are many
+_FINER_LEAVES = 4096  # to choose among more leaves costs next to nothing
 _MOST_QUANTILES = 101
 FRACTION = 20
 """Bits of the place within a leaf, in what walks find."""
 _INSIDE = 2.0  # standard deviations that the rank of MIN and MAX lies inside
+FINEST_SHARE = 1_000_000
+"""Ranks are looked for in so many parts of a row at most, by the exponential mechanism."""
+_MECHANISMS = ("auto", "tree", "exponential")
 _SLACK_DIGITS = 6  # the same number on every machine
 
 
@@ -42,13 +46,15 @@ class Cells(Measure):
     """A column's value as the number of its leaf; NULL is in none (-1).
 
     `spacing`: "linear" or "geometric" leaves between `lo` and `hi`, or all edges. `haar`: sums are
-    kept of the levels of a tree; otherwise of the leaves themselves.
+    kept of the levels of a tree; otherwise of the leaves themselves. `choices`: shares for which a
+    leaf is chosen by exact sums, each with a budget of its own.
     """
 
     kind: Literal["leaf"] = "leaf"
     leaves: int = _LEAVES
     spacing: str | tuple[Fraction, ...] = "linear"
     haar: bool = True
+    choices: tuple[Fraction, ...] = ()
 
     @property
     def name(self) -> str:
@@ -57,6 +63,8 @@ class Cells(Measure):
         if not isinstance(edges, str):
             edges = ",".join(map(str, edges))
         kind = "haar" if self.haar else "bins"
+        if self.choices:
+            kind = f"choice {','.join(map(str, self.choices))}"
         return f"{kind}|{self.lo}|{self.hi}|{self.leaves}|{edges}|{self.column}"
 
     @property
@@ -99,7 +107,7 @@ class Cells(Measure):
     @cached_property
     def levels(self) -> tuple[Level, ...]:
         """The columns that need noise."""
-        count = self.depth if self.haar else 1
+        count = self.depth if self.haar else max(1, len(self.choices))
         return tuple(Level(cells=self, level=level) for level in range(count))
 
     @cached_property
@@ -141,7 +149,12 @@ class Level(Measure):
     @property
     def signed(self) -> bool:
         """May a row take something away?"""
-        return self.cells.haar
+        return self.cells.haar or self.share is not None
+
+    @property
+    def share(self) -> Fraction | None:
+        """The quantile for which a leaf is chosen, where that is what it is."""
+        return self.cells.choices[self.level] if self.cells.choices else None
 
 
 @dataclass(frozen=True)
@@ -152,6 +165,9 @@ class Quantile(OfCells, identity="quantile", keys="column q lo hi leaves edges")
     `leaves`: how finely the range is divided, a power of two. `edges`: "geometric" for leaves that
     grow by a factor (lo above 0), or all edges, in place of the bounds. 0 and 1 are the smallest
     and the largest value at a rank that noise cannot feign, two standard deviations inside.
+    `mechanism`: "tree" for noisy levels, which tell intervals and serve every release, or
+    "exponential" to choose a leaf anew at each release, without an error bar; "auto" takes what
+    errs less, and the tree where the query has `confidence`.
 
     >>> Quantile("p95", column="seconds", q=0.95, contribution_bounds_per_row=(0, 600)).leaves
     256
@@ -167,10 +183,23 @@ class Quantile(OfCells, identity="quantile", keys="column q lo hi leaves edges")
     hi: Fraction = field(init=False)
     leaves: int = field(kw_only=True, default=0)
     edges: Any = field(kw_only=True, default=None)
+    mechanism: str = field(kw_only=True, default="auto", repr=False)
+    fixed: bool = field(kw_only=True, default=True, repr=False)
+    """Did the user choose the leaves?"""
 
     def __post_init__(self) -> None:
         put = _setter(self)
         put("q", _shares(self.name, self.q))
+        if self.mechanism not in _MECHANISMS:
+            raise InvalidParameter(
+                f"mechanism of {self.name!r} must be one of {', '.join(_MECHANISMS)}; got "
+                f"{self.mechanism!r}"
+            )
+        if self.mechanism == "exponential" and not self.inside:
+            raise InvalidParameter(
+                f"the exponential mechanism finds quantiles between 0 and 1, and {self.name!r} "
+                "asks for the smallest or largest value; leave mechanism out"
+            )
         edges = self.edges
         if edges is None or edges == "linear":
             put("edges", None)
@@ -186,6 +215,8 @@ class Quantile(OfCells, identity="quantile", keys="column q lo hi leaves edges")
                 )
         else:
             lo, hi = _bounds(self.name, self.contribution_bounds_per_row)
+            if self.leaves == 0:
+                put("fixed", False)
             leaves = _LEAVES if self.leaves == 0 else self.leaves
             if type(leaves) is not int or leaves.bit_count() != 1 or not 2 <= leaves <= MOST_LEAVES:
                 raise InvalidParameter(
@@ -210,6 +241,25 @@ class Quantile(OfCells, identity="quantile", keys="column q lo hi leaves edges")
     def shares(self) -> tuple[Fraction, ...]:
         """All that are asked for."""
         return self.q if isinstance(self.q, tuple) else (self.q,)
+
+    @property
+    def inside(self) -> bool:
+        """Are all of them between the smallest and the largest value?"""
+        return all(0 < share < 1 for share in self.shares)
+
+    @property
+    def by_choice(self) -> ExponentialQuantile:
+        """The same by the exponential mechanism."""
+        return cast(ExponentialQuantile, self._as(ExponentialQuantile, _FINER_LEAVES))
+
+    def by(self, mechanism: str) -> Quantile:
+        """The same, by another mechanism."""
+        return replace(self._as(Quantile, _LEAVES), mechanism=mechanism)
+
+    def _as(self, kind: type[Quantile], leaves: int) -> Quantile:
+        """As another kind of quantile, with so many leaves where nobody has chosen them."""
+        given = {each.name: getattr(self, each.name) for each in fields(Quantile) if each.init}
+        return kind(**given | ({} if self.fixed else {"leaves": leaves}))
 
     @cached_property
     def cells(self) -> Cells:
@@ -267,6 +317,43 @@ class Quantile(OfCells, identity="quantile", keys="column q lo hi leaves edges")
             answers |= {"_low": low, "_high": high}
         make = lists if self.several else _flat
         return {f"{self.name}{end}": make(each) for end, each in answers.items()}
+
+
+@dataclass(frozen=True)
+class ExponentialQuantile(Quantile, identity="exponential_quantile"):
+    """A quantile for which each release chooses a leaf by the exponential mechanism.
+
+    A leaf's odds fall with the distance of its ranks from the one that is looked for. Nothing else
+    is measured: no number of rows, no error bar. Plans make it of a `Quantile`.
+    """
+
+    of_rows: ClassVar[Fraction] = Fraction(0)
+
+    @cached_property
+    def cells(self) -> Cells:
+        """Leaves, and what is chosen among them."""
+        shares = tuple(each.limit_denominator(FINEST_SHARE) for each in self.shares)
+        return replace(super().cells, haar=False, choices=shares)
+
+    @property
+    def found(self) -> int:
+        """The place of each."""
+        return len(self.shares)
+
+    def measures(self, one_row: bool) -> tuple[Measure, ...]:
+        """None: leaves are all that it looks at."""
+        return ()
+
+    def columns(
+        self, found: Integers, stddev: float, confidence: float | None, nonnegative: bool
+    ) -> dict[str, Any]:
+        """The leaves that were chosen; how far off they are is known in ranks alone."""
+        values = self.cells.value_at(found)
+        make = lists if self.several else _flat
+        unknown: Any = pa.nulls(len(values), pa.float64())
+        if self.several:
+            unknown = pa.nulls(len(values), pa.list_(pa.float64()))
+        return {self.name: make(values), f"{self.name}_stddev": unknown}
 
 
 @dataclass(frozen=True)

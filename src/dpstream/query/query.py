@@ -8,6 +8,9 @@ from fractions import Fraction
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+import pyarrow as pa
+
 from dpstream.errors import InvalidParameter
 from dpstream.mechanisms.base import whole
 from dpstream.privacy.accounting.promises import promise, rows_of
@@ -25,20 +28,34 @@ from dpstream.query.aggregates import (
     all_measures,
     measures_by_name,
 )
+from dpstream.query.grouping_sets import (
+    GROUPING_ID,
+    NOT_SHOWN,
+    checked_sets,
+    checked_weights,
+    count_groups,
+    grouping_id,
+    is_chain,
+    is_product,
+)
 from dpstream.query.public_tables import NeedsTables
 from dpstream.query.quantiles import Cells, Level, cells_of
 from dpstream.query.row_spec import Finish, Prepare, RowSpec
 from dpstream.query.windows import Duration, Instant, Tumble
+from dpstream.records import Integers
 
 _KEYS = """
     aggregates epsilon delta strategy max_groups_contributed max_rows_per_group max_rows_contributed
     pre_threshold selection_share last_share last_budget weights
     confidence debias debias_rows=max_dropped_rows report_bias min_change nonnegative buffers
+    grouping_sets grouping_set_weights remember_keys
 """  # a field that gets another name keeps its key: key=new_name
 _OF_BIAS = Fraction(1, 50)  # of the budget: totals of a window are large beside their noise
 _USUALLY_KEPT = Fraction(9, 10)  # of the rows; whatever it is, sound
 _OF_BEYOND = Fraction(1, 5)  # of what is spent on rows
 _FEWEST_DROPPED = 4  # rows that count of a unit of which few are kept
+MOST_REMEMBERED = 1_000_000
+"""Keys of earlier windows that are remembered, if nobody says how many."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +90,11 @@ class Query(RowSpec, identity="query", keys=_KEYS):
     `report_bias`: measure, with 2% of the budget, what share of the rows and of the values summed
     the bounds have dropped; of each unit at most `max_dropped_rows` dropped rows count (default:
     twice as many as are kept, and at least 4). `debias="global"` makes up for that share in counts
-    and sums.
+    and sums. `remember_keys`: a key that an earlier window has shown needs no threshold in the next
+    ones; a number says how many are remembered at most (True: a million).
+    `grouping_sets`: sets of the keys (ROLLUP, CUBE): rows are bounded by all keys, and what is kept
+    counts in each set. `grouping_set_weights`: how the sets share the budget (1 each). Over public
+    groups the sets are made consistent by least squares, which lowers their error.
 
     >>> query = Query(privacy_unit_column="user", keys=["url"], epsilon=1, delta=1e-9,
     ...               max_groups_contributed=8)
@@ -83,7 +104,7 @@ class Query(RowSpec, identity="query", keys=_KEYS):
 
     aggregates: tuple[Aggregate, ...] = (Count(),)
     epsilon: Fraction
-    delta: Fraction
+    delta: Fraction = Fraction(0)
     strategy: Literal["latched", "sqlp"] = "latched"
     max_groups_contributed: int
     max_rows_per_group: int = 1
@@ -100,6 +121,9 @@ class Query(RowSpec, identity="query", keys=_KEYS):
     min_change: float | None = None
     nonnegative: bool = False
     buffers: int = 4
+    remember_keys: bool | int = True
+    grouping_sets: tuple[tuple[str, ...], ...] = ()
+    grouping_set_weights: tuple[Fraction, ...] = ()
 
     if TYPE_CHECKING:  # what may be given; the fields above are what becomes of it
 
@@ -111,7 +135,7 @@ class Query(RowSpec, identity="query", keys=_KEYS):
             keys: Iterable[str] = (),
             aggregates: Iterable[Aggregate] = ...,
             epsilon: Amount,
-            delta: Amount,
+            delta: Amount = 0,
             time_column: str | None = None,
             time_unit: str | None = None,
             time_origin: Instant = ...,
@@ -141,6 +165,9 @@ class Query(RowSpec, identity="query", keys=_KEYS):
             min_change: float | None = None,
             nonnegative: bool = False,
             buffers: int = 4,
+            remember_keys: bool | int = True,
+            grouping_sets: Iterable[Iterable[str]] = (),
+            grouping_set_weights: Sequence[Amount] = (),
             column_types: Mapping[str, object] | Sequence[tuple[str, object]] = (),
             max_key_bytes: int = 4096,
             max_ahead: Duration = ...,
@@ -152,6 +179,9 @@ class Query(RowSpec, identity="query", keys=_KEYS):
         put = partial(object.__setattr__, self)
         for name in ("epsilon", "delta", "selection_share", "last_share", "last_budget"):
             if getattr(self, name) is None and name.startswith("last_"):
+                continue
+            if name == "delta" and self.delta == 0:
+                put(name, Fraction(0))
                 continue
             amount = positive(getattr(self, name), name)
             if amount >= 1 and name != "epsilon":
@@ -166,13 +196,22 @@ class Query(RowSpec, identity="query", keys=_KEYS):
         rows = most if self.max_rows_contributed is None else self.max_rows_contributed
         put("max_rows_contributed", whole(rows, "max_rows_contributed", at_least=1))
         put("report_bias", bool(self.report_bias))
+        if not isinstance(self.remember_keys, bool):
+            put("remember_keys", whole(self.remember_keys, "remember_keys", at_least=1))
         if self.max_dropped_rows is not None:
             put("max_dropped_rows", whole(self.max_dropped_rows, "max_dropped_rows", at_least=1))
         if self.pre_threshold is not None:
             put("pre_threshold", whole(self.pre_threshold, "pre_threshold", at_least=0))
         self._check_answers()
         put("weights", _exact_weights(self.weights, self.aggregates))
+        put("grouping_sets", tuple(self.grouping_sets))
         super().__post_init__()
+        put("grouping_sets", checked_sets(self.keys, self.grouping_sets))
+        weights = checked_weights(self.grouping_sets, self.grouping_set_weights)
+        put("grouping_set_weights", weights)
+        self._check_pure()
+        if self.grouping_sets:
+            self._check_sets()
 
     def _check_answers(self) -> None:
         """Refuse aggregates and ways to show them that have no meaning."""
@@ -228,6 +267,12 @@ class Query(RowSpec, identity="query", keys=_KEYS):
                 f"{per_unit[0]!r} bounds what each unit has in a group, which the strategy 'sqlp' "
                 "does not know; use 'latched'"
             )
+        for each in self.aggregates if self.confidence is not None else ():
+            if getattr(each, "mechanism", "") == "exponential":
+                raise InvalidParameter(
+                    f"{each.name!r} asks for the exponential mechanism, which tells no interval; "
+                    "leave confidence or mechanism out"
+                )
         given = "min_change" if self.min_change is not None else "strategy = 'sqlp'"
         for each in self.aggregates if self.min_change or self.strategy == "sqlp" else ():
             if isinstance(each, OfCells):
@@ -235,6 +280,119 @@ class Query(RowSpec, identity="query", keys=_KEYS):
                     f"{given} is not for quantiles and histograms such as {each.name!r}: they are "
                     "read off many sums, at every release; leave it out"
                 )
+
+    @property
+    def pure(self) -> bool:
+        """Is there no delta? Then noise is Laplace's, and all that is spent is epsilon."""
+        return self.delta == 0
+
+    def _check_pure(self) -> None:
+        """Without delta groups are public and windows are published once."""
+        if not self.pure:
+            return
+        reason = ""
+        if self.keys and self.public_groups is None:
+            reason = "keys that are not public are found only with a delta"
+        elif self.every is not None or self.triggers is not None:
+            reason = "windows that are published again and again take Gaussian noise"
+        elif self.strategy != "latched":
+            reason = f"the strategy {self.strategy!r} takes Gaussian noise"
+        elif self.grouping_sets:
+            reason = "several sets of keys (ROLLUP, CUBE) take Gaussian noise"
+        if reason:
+            raise InvalidParameter(
+                f"the query {self.name!r} has no delta, and {reason}; give it one, such as "
+                "delta = 1e-9 (well below one in the number of users)"
+            )
+        if self.confidence is not None and self.debias is not None:
+            raise InvalidParameter(
+                f"the query {self.name!r} has no delta, and no interval of figures that debias has "
+                "made; leave confidence or debias out, or give it a delta, such as 1e-9"
+            )
+        for each in self.aggregates if self.confidence is not None else ():
+            if isinstance(each, OfCells):
+                raise InvalidParameter(
+                    f"{each.name!r} has no interval without a delta; leave confidence out, or "
+                    "give the query a delta, such as 1e-9"
+                )
+
+    def _check_sets(self) -> None:
+        """Refuse what is not known of several sets of keys."""
+        if not self.aggregates:
+            raise InvalidParameter("grouping_sets need an aggregate, such as Count()")
+        for name, wrong in {
+            "strategy = 'sqlp'": self.strategy == "sqlp",
+            "min_change": self.min_change is not None,
+            "nonnegative": self.nonnegative,
+        }.items():
+            if wrong:
+                raise InvalidParameter(
+                    f"{name} is not for GROUPING SETS, ROLLUP and CUBE: a total would not be the "
+                    "sum of its parts; leave it out, or ask for one set of keys"
+                )
+        for each in self.aggregates:
+            bounded = isinstance(each, OfCells) or any(m.per_unit for m in each.measures(False))
+            if bounded:
+                raise InvalidParameter(
+                    f"{each.name!r} does not go with GROUPING SETS, ROLLUP and CUBE: they take "
+                    "COUNT, COUNT(DISTINCT unit) and what is made of sums of clamped rows "
+                    "(contribution_bounds_per_row); ask for it in a query for each set of keys"
+                )
+        public = self.public_groups
+        if public is None or isinstance(public, NeedsTables) or is_chain(self.grouping_sets):
+            return
+        if not is_product(self.keys, public):
+            raise InvalidParameter(
+                "sets of keys of which none holds the other, as with CUBE, are made consistent "
+                "where public_groups has all combinations of the values of each key; list them "
+                "all, or use ROLLUP"
+            )
+
+    @property
+    def group_columns(self) -> tuple[str, ...]:
+        """The columns that name a group: its keys, and its set where there are several."""
+        return (*self.keys, GROUPING_ID) if self.grouping_sets else self.keys
+
+    @property
+    def label_columns(self) -> tuple[str, ...]:
+        """The columns that name a row of a release."""
+        rest = self.grouping_sets and self.public_groups is None
+        return (*self.group_columns, NOT_SHOWN) if rest else self.group_columns
+
+    @cached_property
+    def grouping_ids(self) -> Integers:
+        """The number of each set."""
+        return np.array([grouping_id(self.keys, names) for names in self.grouping_sets], np.int64)
+
+    def sets_of(self, groups: pa.Table) -> Integers:
+        """For each group which of the sets it is of."""
+        order = np.argsort(self.grouping_ids)
+        numbers = np.asarray(groups[GROUPING_ID].combine_chunks(), np.int64)
+        found: Integers = order[np.searchsorted(self.grouping_ids[order], numbers)]
+        return found
+
+    def groups_of_set(self, names: Sequence[str]) -> int:
+        """How many groups (key and window) of a set of keys one unit can be in, at most."""
+        if len(names) == len(self.keys):
+            return self.bounds.groups
+        public = self.public_groups
+        if public is None and names:
+            return self.bounds.groups
+        if public is None or isinstance(public, NeedsTables):
+            cells = 1 if not names else None
+        else:
+            cells = count_groups(self.keys, public, names)
+        windows = self._windows_reached
+        if cells is None or windows is None:
+            return self.bounds.groups
+        return min(self.bounds.groups, windows * cells)
+
+    def is_additive(self, measure: Measure) -> bool:
+        """Is a group's sum that of the groups that it is divided into?
+
+        A unit in several of them counts once in each, and once in the whole.
+        """
+        return measure.kind != "units" or self.bounds.groups == 1
 
     @cached_property
     def bounds(self) -> Bounds:
@@ -265,11 +423,18 @@ class Query(RowSpec, identity="query", keys=_KEYS):
 
         Proof: `docs/soundness/latched.md`.
         """
-        if self.public_groups is None or isinstance(self.public_groups, NeedsTables):
+        once = self.per_unit is not None and self.per_unit.at_most_one
+        untold = self.public_groups is None or isinstance(self.public_groups, NeedsTables)
+        if untold and not once:
             return None
+        windows = self._windows_reached
+        return None if windows is None else windows * (1 if once else len(self.public_groups or ()))
+
+    @cached_property
+    def _windows_reached(self) -> int | None:
+        """Windows that rows of one unit can be in; None: without limit."""
         fixed = self.starting(0)  # a live query begins with a whole window, whenever that is
-        windows = fixed.schedule.windows_of_a_period(fixed.periods)
-        return None if windows is None else windows * len(self.public_groups)
+        return fixed.schedule.windows_of_a_period(fixed.periods)
 
     def facts(self) -> dict[str, str]:
         """Everything that fixes the releases besides the data, by key.
@@ -290,6 +455,27 @@ class Query(RowSpec, identity="query", keys=_KEYS):
         return self.strategy == "sqlp" and self.public_groups is None
 
     @property
+    def remembered_keys(self) -> int:
+        """How many keys of earlier windows it remembers at most; 0: it remembers none.
+
+        Only windows that repeat have any, and queries without several sets of keys. Keys that are
+        found in rounds are judged by the first column beside the count that finds them.
+        """
+        found = bool(self.keys) and self.public_groups is None
+        if not found or self.window is None or not self.remember_keys or self.grouping_sets:
+            return 0
+        if self.in_rounds and len(self.measures) == 1:
+            return 0
+        if self.start is not None and self.schedule.windows == 1:
+            return 0
+        return MOST_REMEMBERED if self.remember_keys is True else self.remember_keys
+
+    @property
+    def sized_by(self) -> int:
+        """The measure whose noisy value says how large a remembered key is: it is published."""
+        return 1 if self.in_rounds else 0
+
+    @property
     def sends_rows(self) -> bool:
         """Does it matter to a group which rows come to it, and not only what they add up to?"""
         distinct = any(measure.kind == "distinct" for measure in self.measures)
@@ -303,7 +489,8 @@ class Query(RowSpec, identity="query", keys=_KEYS):
     @property
     def one_row(self) -> bool:
         """Are rows units in what is published? A unit has one row in a group, then."""
-        return self.bounds.rows_per_group == 1 and not self.in_rounds
+        several = bool(self.grouping_sets) and self.bounds.groups > 1
+        return self.bounds.rows_per_group == 1 and not self.in_rounds and not several
 
     @cached_property
     def measures(self) -> tuple[Measure, ...]:
@@ -423,6 +610,8 @@ class Query(RowSpec, identity="query", keys=_KEYS):
 
         Further rows of a unit in a group are nothing to COUNT(DISTINCT unit).
         """
+        if self.per_unit is not None and self.per_unit.at_most_one:  # one row in each window
+            return self.reachable is None or self.reachable > self.bounds.rows
         groups = self.public_groups
         untold = groups is None or isinstance(groups, NeedsTables)
         most = None if untold or self.window is not None else len(groups or ())
@@ -461,6 +650,8 @@ class Query(RowSpec, identity="query", keys=_KEYS):
             if "selection" in given or not asked:
                 finder.append(given.get("selection", Fraction(1)))
         weights = tuple(max(wish) for wish in wishes.values())
+        if of_sets := self.grouping_set_weights:
+            weights = tuple(wish * each / sum(of_sets) for each in of_sets for wish in weights)
         total = given.get("bias", sum(weights) * _OF_BIAS / (1 - _OF_BIAS))
         return weights + tuple(total * part for part in self._parts_of_totals)
 
@@ -485,6 +676,10 @@ class Query(RowSpec, identity="query", keys=_KEYS):
         facts = super().written() | {"debias_rows": self.most_dropped if self.totals else None}
         if not self.totals:
             del facts["report_bias"]
+        if not self.remembered_keys:
+            del facts["remember_keys"]
+        if not self.grouping_sets:
+            del facts["grouping_sets"], facts["grouping_set_weights"]
         return facts
 
     @property

@@ -20,6 +20,7 @@ from dpstream.privacy.query_spend import ALL_PERIODS, PaidPeriods
 from dpstream.privacy.state.identity import Identified, canonical
 from dpstream.query.aggregates import Measure
 from dpstream.query.column_types import Types, declared_types
+from dpstream.query.per_unit import PerUnit
 from dpstream.query.public_tables import Joining, KeyTable, NeedsTables, Tables
 from dpstream.query.schedule import Schedule
 from dpstream.query.union_tables import Unites
@@ -165,7 +166,7 @@ class RowSpec(Identified, identity=None, keys=_KEYS):
                 f"the unit {unit!r} must not be a key: each group would be one unit; group by "
                 "other columns"
             )
-        outputs = [*self.answer_columns, *self.keys, *_RESERVED]
+        outputs = [*self.answer_columns, *self.label_columns, *_RESERVED]
         twice = {output for output in outputs if outputs.count(output) > 1}
         if twice:
             raise InvalidParameter(
@@ -214,16 +215,61 @@ class RowSpec(Identified, identity=None, keys=_KEYS):
             raise InvalidParameter(
                 "privacy_unit_period needs time_column, the column of the event time"
             )
+        if self.per_unit is not None:
+            self._check_per_unit()
         if self.time_column is not None and self.window is None and self.start is None:
             raise InvalidParameter(
                 "a query with a time column needs its public range: start= and end= (or a window "
                 "and a live source); taken from the data it would reveal the first and last row"
             )
 
+    def _check_per_unit(self) -> None:
+        """Inner rows leave once, when the window closes, and are of one period of a unit."""
+        if self.every is not None or self.triggers is not None:
+            raise InvalidParameter(
+                "every and triggers must be left out where the rows of each unit are grouped: what "
+                "a unit has in a window is known when the window closes, and published then; for "
+                "figures in between use shorter windows"
+            )
+        period, window, end = self.privacy_unit_period, self.window, self.end
+        if period == "forever":
+            return
+        if window is None and self.start is not None and end is not None:
+            period_end = Ticks(origin=self.start, size=period, zone=self.time_zone).at(1)
+            if end > period_end:
+                raise InvalidParameter(
+                    f"privacy_unit_period must be as long as the only window ({iso(self.start)} to "
+                    f"{iso(end)}) where the rows of each unit are grouped: they would be cut every "
+                    f"{in_words(period)}; got {in_words(period)}; did you forget windows, such as "
+                    "TUMBLE?"
+                )
+        if window is not None and window.size > period:
+            raise InvalidParameter(
+                f"privacy_unit_period must be as long as the windows ({in_words(window.size)}) "
+                "where the rows of each unit are grouped: what a unit has in a window would be cut "
+                f"every {in_words(period)}; got {in_words(period)}"
+            )
+
+    @cached_property
+    def per_unit(self) -> PerUnit | None:
+        """What the rows of each unit become when their window closes; None: rows stay rows."""
+        prepare: object = self.prepare
+        return prepare if isinstance(prepare, PerUnit) else None
+
     @property
     def answer_columns(self) -> Sequence[str]:
         """The columns of a release that are computed from rows."""
         return ()
+
+    @property
+    def group_columns(self) -> tuple[str, ...]:
+        """The columns that name a group."""
+        return self.keys
+
+    @property
+    def label_columns(self) -> tuple[str, ...]:
+        """The columns that name a row of a release."""
+        return self.group_columns
 
     @property
     def value_measures(self) -> Sequence[Measure]:
@@ -234,7 +280,8 @@ class RowSpec(Identified, identity=None, keys=_KEYS):
     def typed_columns(self) -> list[str]:
         """The columns whose types are fixed before the first release: they are hashed by value."""
         counted = [m.column for m in self.value_measures if m.kind == "distinct"]
-        return list(dict.fromkeys([self.privacy_unit_column, *self.keys, *counted]))
+        held = () if self.per_unit is None else self.per_unit.held
+        return list(dict.fromkeys([self.privacy_unit_column, *self.keys, *counted, *held]))
 
     @property
     def columns(self) -> list[str]:
@@ -242,6 +289,8 @@ class RowSpec(Identified, identity=None, keys=_KEYS):
         values = [measure.column for measure in self.value_measures if measure.column]
         times = [self.time_column, self.arrival_column]
         wanted = [self.privacy_unit_column, *self.keys, *times, *values]
+        if self.per_unit is not None:  # keys and values are made of what waits
+            wanted = [self.privacy_unit_column, *times, *self.per_unit.held]
         return list(dict.fromkeys(name for name in wanted if name is not None))
 
     @property

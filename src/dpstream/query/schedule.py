@@ -212,6 +212,11 @@ class Schedule:
                 due.append(DueRelease(window, step - first + 1, last - first + 1))
         return due[::-1]
 
+    def opens_windows(self, step: int) -> bool:
+        """Is the first release of a window at this step?"""
+        over = self.steps is not None and step >= self.steps
+        return not over and any(due.release == 1 for due in self.due(step))
+
     def window_of(self, times: Integers) -> Integers:
         """The first window of each event time, -1 where there is none."""
         if self.start is None:

@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 
 from dpstream.errors import InvalidInput
 from dpstream.query.column_types import Types, canonical_type, is_number, is_text
+from dpstream.query.per_unit import ROW, NoRows
 from dpstream.query.public_tables import KeyTable
 from dpstream.query.row_spec import RowSpec
 from dpstream.query.windows import within_calendar
@@ -243,9 +244,25 @@ def types_of(query: RowSpec, source: Types | None) -> Types:
     kinds = {name: pa.string() if source is None else source[name] for name in columns}
     kinds |= {name: kind for name, kind in query.declared.items() if name in kinds}
     if prepare is not None:  # what it makes of nothing has the types of what it makes
-        prepared = prepare(pa.schema(list(kinds.items())).empty_table()).schema
+        made = prepare(pa.schema(list(kinds.items())).empty_table())
+        prepared = [*made.schema, *_finished(query, made).schema]
         kinds = {field.name: field.type for field in prepared if field.name in names}
     return {name: canonical_type(kind, name) for name, kind in kinds.items()}
+
+
+def _finished(query: RowSpec, made: pa.Table) -> pa.Table:
+    """What inner rows make of no rows, where the rows of each unit are grouped."""
+    per_unit = query.per_unit
+    if per_unit is None:
+        return pa.table({})
+    kinds = {name: made.schema.field(name).type for name in per_unit.held}
+    for name in per_unit.numbers:
+        if not pa.types.is_integer(kinds[name]):
+            kinds[name] = pa.float64()
+    held = pa.schema(list(kinds.items())).empty_table()
+    edge = None if query.time_column is None else 0
+    inner = per_unit.inner(NoRows(keys=held), (edge, edge))[1]
+    return per_unit.finish(inner.append_column(ROW, pa.array([], pa.int64())))
 
 
 def types_before_rows(query: RowSpec) -> Types:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -171,3 +172,14 @@ def _mask(array: Any, *, nulls: bool = False) -> Mask:
     filled = pc.fill_null(array, nulls)
     mask: Mask = filled.to_numpy(zero_copy_only=False).astype(bool, copy=False)
     return mask
+
+
+def row_codes(columns: Sequence[pa.Array], size: int) -> Integers:
+    """A number for each row, the same for rows that are equal in every column."""
+    codes: Integers = np.zeros(size, np.int64)
+    for column in columns:
+        encoded = column.dictionary_encode(null_encoding="encode")
+        codes = codes * len(encoded.dictionary) + np.asarray(encoded.indices, np.int64)
+        if len(columns) > 1:  # small numbers again, so that the next column has room
+            codes = np.unique(codes, return_inverse=True)[1].reshape(-1)
+    return codes

@@ -59,29 +59,38 @@ RowSlice = tuple[Rows, int, int]
 """Rows `first` to `end` of a batch, all of one step, window and period."""
 
 
-def rows_by_window(slices: Iterable[RowSlice]) -> Iterator[tuple[int, int, Rows]]:
+Join = Callable[[list[list[Any]]], list[Any]]
+"""Joins the parts of each column; an engine does several at once."""
+
+
+def join_columns(columns: list[list[Any]]) -> list[Any]:
+    """One column after the other."""
+    return [np.concatenate(parts) for parts in columns]
+
+
+def rows_by_window(
+    slices: Iterable[RowSlice], join: Join = join_columns
+) -> Iterator[tuple[int, int, Rows]]:
     """Rows of each window and period together, in their order."""
     by_place: dict[tuple[int, int], list[RowSlice]] = {}
     for rows, first, end in slices:
         place = (int(rows.windows[first]), int(rows.periods[first]))
         by_place.setdefault(place, []).append((rows, first, end))
     for window, period in sorted(by_place):
-        yield window, period, _join(by_place[window, period], window, period)
+        yield window, period, _join(by_place[window, period], window, period, join)
 
 
-def _join(slices: Sequence[RowSlice], window: int, period: int) -> Rows:
-    parts = [
-        {
-            name: getattr(rows, name)[first:end]
-            for name in ("units", "groups", "digests", "steps", "values")
-        }
-        for rows, first, end in slices
-    ]
+def _join(slices: Sequence[RowSlice], window: int, period: int, join: Join) -> Rows:
+    names = ["units", "groups", "digests", "values"]
+    size = sum(end - first for _, first, end in slices)
+    steps = {int(rows.steps[first]) for rows, first, _ in slices}
+    if len(steps) > 1:
+        names.append("steps")
+    parts = [[getattr(rows, name)[first:end] for rows, first, end in slices] for name in names]
+    joined = [part[0] for part in parts] if len(slices) == 1 else join(parts)
+    columns: dict[str, Any] = {"steps": np.broadcast_to(np.int64(steps.pop()), size)}
+    columns |= dict(zip(names, joined, strict=True))
     keys = [rows.keys.slice(first, end - first) for rows, first, end in slices]
-    columns = parts[0]
-    if len(parts) > 1:
-        columns = {name: np.concatenate([part[name] for part in parts]) for name in columns}
-    size = len(columns["steps"])
     windows, periods = (np.broadcast_to(np.int64(one), size) for one in (window, period))
     return Rows(**columns, windows=windows, periods=periods, keys=pa.concat_tables(keys))
 

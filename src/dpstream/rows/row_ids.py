@@ -308,6 +308,12 @@ class RowIds:
             return np.zeros((count, 2), np.uint64)
         return group_ids(keys.columns, self._keys.groups)
 
+    def of_columns(self, columns: pa.Table, count: int) -> Words:
+        """The ids of `count` rows of some columns, of this run alone; without any, they are 0."""
+        if columns.num_columns == 0:
+            return np.zeros((count, 2), np.uint64)
+        return group_ids(columns.columns, self._keys.digests)
+
     def values(self, column: pa.Array, one_in: int = 1) -> Words:
         """The ids of values that are counted, of this run alone; NULL is 0.
 

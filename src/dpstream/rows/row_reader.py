@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Hashable
+from dataclasses import replace
 from enum import StrEnum
 from functools import partial
 from threading import RLock
@@ -23,6 +24,7 @@ import pyarrow.compute as pc
 from dpstream.errors import InvalidInput
 from dpstream.privacy.state import Secret
 from dpstream.query.column_types import Types, is_text
+from dpstream.query.per_unit import ROW, PerUnit
 from dpstream.query.row_spec import Prepare, RowSpec
 from dpstream.query.windows import within_calendar
 from dpstream.records import Integers, Rejected, Words
@@ -219,6 +221,7 @@ class RowReader:
         self.learned: Callable[[Types], None] = lambda _: None
         """Called with the types when they are fixed, before they are used."""
         self.ids = RowIds(query, keys)
+        self._preparing = RLock()  # functions of the user's may be in it: one thread at a time
         self._public: Words | None = None
         self._ordered: Words | None = None
 
@@ -243,7 +246,8 @@ class RowReader:
         if parsed is not None:  # shared with queries that prepare the table alike
             once = partial(parsed.once, f"{declared} {type(prepare)} {prepare!r}")
         if prepare is not None:
-            table = once("prepare", make=partial(prepare, table))
+            with self._preparing:
+                table = once("prepare", make=partial(prepare, table))
         reasons: Codes = np.zeros(len(table), np.uint8)
         columns = self._columns(table, reasons, arrived, once)
         rejects.rejected += reject(table, reasons, where)
@@ -258,12 +262,61 @@ class RowReader:
         rejects.outside, rejects.late = int((good & ~inside).sum()), int(late.sum())
         columns = _filtered(columns, inside & ~late)
         if "groups" not in columns:
-            columns["groups"] = self.ids.groups(columns["keys"], len(columns["steps"]))
-        if self.query.public_groups is not None:  # other keys go before anything is bounded
-            known = self._is_public(columns["groups"])
-            rejects.other_keys = int((~known).sum())
-            columns = _filtered(columns, known)
+            columns["groups"] = self._group_ids(columns["keys"])
+        if self.query.per_unit is None:
+            columns = self._of_public_groups(columns, rejects)
         return in_order(self._identified(columns, rejects)), rejects
+
+    def _group_ids(self, keys: pa.Table) -> Words:
+        """The ids of groups; of rows that wait, those of the columns they are grouped by."""
+        per_unit = self.query.per_unit
+        if per_unit is None:
+            return self.ids.groups(keys, len(keys))
+        return self.ids.of_columns(keys.select(per_unit.own_keys), len(keys))
+
+    def _of_public_groups(self, columns: dict[str, Any], rejects: RejectedRows) -> dict[str, Any]:
+        """Rows whose key is listed, if keys are: others go before anything is bounded."""
+        if self.query.public_groups is None:
+            return columns
+        known = self._is_public(columns["groups"])
+        rejects.other_keys += int((~known).sum())
+        return _filtered(columns, known)
+
+    def inner_rows(self, rows: Rows, where: str) -> tuple[Rows, RejectedRows]:
+        """What rows of one window and period become once the window is over, in its last step.
+
+        A rejected one is told without its values: it does not say whose it is.
+        """
+        query, per_unit = self.query, self.query.per_unit
+        assert per_unit is not None
+        window, period = int(rows.windows[0]), int(rows.periods[0])
+        units, table = per_unit.inner(rows, query.schedule.span(window))
+        table = table.append_column(ROW, pa.array(np.arange(len(units))))
+        with self._preparing:
+            table = per_unit.finish(table)
+        reasons: Codes = np.zeros(len(table), np.uint8)
+        values = self._values(table, reasons, _each_time)
+        keys = self._keys(table, reasons)
+        rejects = RejectedRows()
+        rejects.rejected = [
+            replace(each, row="an inner row") for each in reject(table, reasons, where)
+        ]
+        columns: dict[str, Any] = {
+            "units": units[table[ROW].to_numpy()],
+            "keys": keys,
+            "values": values,
+            "groups": self.ids.groups(keys, len(table)),
+        }
+        columns = self._of_public_groups(_filtered(columns, reasons == 0), rejects)
+        of_all = {
+            "windows": window,
+            "periods": period,
+            "steps": query.schedule.last_step(window),
+        }
+        size = len(columns["units"])
+        columns |= {name: np.broadcast_to(np.int64(n), size) for name, n in of_all.items()}
+        content = [columns["units"], columns["groups"], columns["windows"], *columns["values"].T]
+        return Rows(**columns, digests=self.ids.digests(content)), rejects
 
     def _columns(
         self, table: pa.Table, reasons: Codes, arrived: int | None, once: Once
@@ -280,13 +333,11 @@ class RowReader:
         units = self._typed(table, query.privacy_unit_column, reasons)
         flag(reasons, Reason.MISSING_UNIT, missing(units))
         moments, arrivals = self._times(table, reasons, once)
-        values = self._values(table, reasons, once)
-        keys = pa.table({name: self._typed(table, name, reasons) for name in query.keys})
-        if not query.keys:
-            keys = pa.table({"": pa.nulls(len(table))})  # a table knows its rows by its columns
-        for name in query.keys:
-            flag(reasons, Reason.OVERSIZE_KEY, oversize(keys[name], query.max_key_bytes))
-            flag(reasons, Reason.UNWRITABLE, unwritable(parse.whole_column(keys[name])))
+        if query.per_unit is not None:
+            keys, values = self._held(table, query.per_unit, reasons), moments[:, None]
+        else:
+            values = self._values(table, reasons, once)
+            keys = self._keys(table, reasons)
         if arrived is None:
             steps = stepwise(query.schedule.step_of, arrivals)
             if arrivals is not moments:
@@ -305,11 +356,36 @@ class RowReader:
             "values": values,
         }
 
+    def _keys(self, table: pa.Table, reasons: Codes) -> pa.Table:
+        """The columns to group by; what cannot be a key is marked."""
+        query = self.query
+        keys = pa.table({name: self._typed(table, name, reasons) for name in query.keys})
+        if not query.keys:
+            return pa.table({"": pa.nulls(len(table))})  # a table knows its rows by its columns
+        for name in query.keys:
+            flag(reasons, Reason.OVERSIZE_KEY, oversize(keys[name], query.max_key_bytes))
+            flag(reasons, Reason.UNWRITABLE, unwritable(parse.whole_column(keys[name])))
+        return keys
+
+    def _held(self, table: pa.Table, per_unit: PerUnit, reasons: Codes) -> pa.Table:
+        """The columns that wait with a row: numbers as numbers, all in the types of the run."""
+        columns = {}
+        for name in per_unit.held:
+            array = self._typed(table, name, reasons)
+            if name in per_unit.numbers:
+                values, readable = parse.numbers(array, name)
+                flag(reasons, Reason.NUMBER, ~readable)
+                flag(reasons, Reason.NOT_FINITE, np.isinf(values))
+                if not pa.types.is_integer(array.type):
+                    array = pa.array(values, pa.float64(), mask=np.isnan(values))
+            columns[name] = array
+        return pa.table(columns or {"": pa.nulls(len(table))})
+
     def _hashed_once(
         self, table: pa.Table, units: pa.Array, keys: pa.Table, once: Once
     ) -> dict[str, Words]:
         """Ids of units and groups, where other queries may need them too."""
-        if once is _each_time:
+        if once is _each_time or self.query.per_unit is not None:
             return {}
         ids, unit = self.ids, self.query.privacy_unit_column
         names = once("names", ids.common, unit, str(units.type), make=partial(ids.names, units))
@@ -345,6 +421,8 @@ class RowReader:
         columns = self._in_every_window(columns, rejects)
         moments = columns.pop("moments")
         content = [columns[name] for name in ("units", "groups", "windows")]
+        if self.query.per_unit is not None:  # all that waits is part of what was read
+            content.append(self.ids.of_columns(columns["keys"], len(moments)))
         digests = self.ids.digests([*content, moments, *columns["values"].T])
         return Rows(**columns, digests=digests)
 
@@ -357,7 +435,7 @@ class RowReader:
                 raise InvalidInput(
                     f"public_groups lists one key twice: by value, in the types {self.types}"
                 )
-            self._public, self._ordered = ids, ordered
+            self._ordered, self._public = ordered, ids  # in this order: other threads look
         return self._public
 
     def _is_public(self, ids: Words) -> parse.Mask:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -22,9 +23,10 @@ from dpstream.mechanisms import name_of
 from dpstream.privacy.ledger.charges import Terms
 from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.state.run_directory import read_about
-from dpstream.query.book_periods import book_share
+from dpstream.query.grouping_sets import set_name
 from dpstream.query.noise_plan import plan_query
 from dpstream.query.query import Query
+from dpstream.query.row_spec import LooksBack
 from dpstream.query.series_query import SeriesQuery
 from dpstream.rows.column_values import types_before_rows
 from dpstream.serve.sides import Refusal
@@ -48,6 +50,9 @@ class QueryDescription:
 
     query: AnyQuery
     text: str | None = None
+    title: str | None = None
+    """What people call it; its name if nothing is said."""
+    description: str | None = None
     ended: bool = False
     """Was it changed or removed? What it has published stays."""
 
@@ -66,7 +71,7 @@ class QueryDescription:
     @cached_property
     def keys(self) -> list[str]:
         """The columns that tell its rows apart."""
-        return [name for name in self.query.keys if name in self.schema.names]
+        return [name for name in self.query.label_columns if name in self.schema.names]
 
     @cached_property
     def figures(self) -> list[str]:
@@ -94,6 +99,12 @@ class QueryDescription:
         return isinstance(query, Query) and (query.min_change is not None or query.in_rounds)
 
     @property
+    def looks_back(self) -> bool:
+        """Are its figures made of several windows, whose noise they then share?"""
+        finish: Any = self.query.finish
+        return isinstance(finish, LooksBack) and finish.windows_back > 0
+
+    @property
     def dropped_rows(self) -> str | None:
         """Is it measured what the bounds leave out? None: a mechanism's own matter."""
         if not isinstance(self.query, Query):
@@ -111,6 +122,8 @@ class QueryDescription:
         parts = ("every", "start", "end", "releases_per_window")
         return {
             "name": self.name,
+            "title": self.title or self.name,
+            "description": self.description,
             "sql": self.text,
             "columns": {
                 "keys": self.keys,
@@ -120,6 +133,7 @@ class QueryDescription:
                 ],
             },
             "dropped_rows": self.dropped_rows,
+            "looks_back": self.looks_back,
             "unit": self.query.privacy_unit_column,
             "unit_period": None if mechanism is not None else self.query.period_in_words,
             "protected": self.query.protected,
@@ -146,10 +160,18 @@ def describe_queries(pipeline: Pipeline) -> dict[str, QueryDescription]:
             raise InvalidParameter(
                 f"the name {query.name!r} of a query cannot be a part of an address; rename it"
             )
+    said = {name: _said(table) for name, table in pipeline.tables.items()}
     return {
-        query.name: QueryDescription(query=query, text=pipeline.texts.get(query.name))
+        query.name: QueryDescription(
+            query=query, text=pipeline.texts.get(query.name), **said.get(query.name, {})
+        )
         for query in pipeline.queries
     }
+
+
+def _said(table: Mapping[str, Any]) -> dict[str, Any]:
+    """The title and the description of a pipeline's [[query]], where it has them."""
+    return {word: table[word].strip() for word in ("title", "description") if word in table}
 
 
 def describe_ended(pipeline: Pipeline) -> dict[str, QueryDescription]:
@@ -167,7 +189,7 @@ def describe_ended(pipeline: Pipeline) -> dict[str, QueryDescription]:
         for name, table in gone.items()
     }
     return {
-        name: QueryDescription(query=one.query, text=one.text, ended=True)
+        name: QueryDescription(query=one.query, text=one.text, ended=True, **_said(gone[name]))
         for name, one in made.items()
     }
 
@@ -214,17 +236,16 @@ def _book(book: PipelineBook, pipeline: Pipeline) -> dict[str, Any]:
 def _user_charges(query: Any, book: Terms) -> list[Line]:
     """The one charge of a run, by what its noise is put on."""
     plan = plan_query(query.starting(0))
-    of_book = book_share(plan.query, book)
     return [
         {
             "query": query.name,
-            "purpose": measure_name(measure),
-            "exact": share * of_book.times(measure),
+            "purpose": measure_name(measure) + ("" if names is None else f" by {set_name(names)}"),
+            "exact": charge,
             "charges": 1,
             "epsilon": float(query.epsilon),
             "delta": float(query.delta),
         }
-        for measure, share in zip(plan.columns, plan.shares, strict=True)
+        for measure, names, charge in zip(plan.columns, plan.sets, plan.charges(book), strict=True)
     ]
 
 

@@ -97,6 +97,8 @@ class PublicSide(Side):
     burst: int = 1000
     refused: Callable[[str], bool] = lambda query: False
     """Has the book of this query refused it?"""
+    framed_by: Sequence[str] = ()
+    """Origins of pages that may show this one in a frame."""
     _downloads: Places = field(
         default_factory=lambda: Places(
             "downloads", most=_MOST_DOWNLOADS[0], per_address=_MOST_DOWNLOADS[1]
@@ -106,7 +108,11 @@ class PublicSide(Side):
     def app(self) -> ASGIApp:
         """As an ASGI application."""
         return self.asgi(
-            lambda app: self.hub.running(), rate=self.rate, burst=self.burst, more=asset_routes()
+            lambda app: self.hub.running(),
+            rate=self.rate,
+            burst=self.burst,
+            more=asset_routes(),
+            framed_by=self.framed_by,
         )
 
     def endpoints(self) -> list[Endpoint]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -110,7 +110,7 @@ class History:
         return head | {
             "complete": complete,
             "aggregates": self.description.figures,
-            "series": self._lines(wanted, first, released, complete=complete),
+            "series": self._lines(wanted, first, released, complete=complete, head=head),
         }
 
     def _first_seen(self, wanted: Sequence[str], newest: Released) -> dict[str, int]:
@@ -128,16 +128,20 @@ class History:
         released: Sequence[Released],
         *,
         complete: bool,
+        head: Mapping[str, Any],
     ) -> list[dict[str, Any]]:
         """Some keys over these releases; one that is in none of them has no key and no points.
 
-        Of releases that hold changes only, all tell what has changed; a selection of them tells
-        what was known at each.
+        Over windows a point says where its window begins, and whether it has ended. Of releases
+        that hold changes only, all tell what has changed; a selection of them tells what was known
+        at each.
         """
         points: dict[str, list[dict[str, Any]]] = {identity: [] for identity in wanted}
         keys: dict[str, list[Any]] = {}
         for each, segment in self._segments(released):
             at = {"window": each.window, "release_index": each.release, "time": each.time}
+            if head["over"] == "windows":
+                at |= {"start": each.start, "final": each.release == each.planned}
             find = segment.find_fresh if complete else segment.find
             places = {key: place for key in wanted if (place := find(key)) is not None}
             figures = figures_of(self.description, segment, list(places.values()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import resource
 import signal
 import socket
@@ -30,6 +31,7 @@ from dpstream.session.pipeline import Pipeline
 
 __all__ = ["Settings", "check_pipes", "load_token", "read_token", "serve"]
 _LEAVING = 3  # seconds that open answers have when the server stops
+_ORIGIN = re.compile(r"https?://[A-Za-z0-9.-]+(:[0-9]{1,5})?")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +56,8 @@ class Settings:
     """Why the file is not taken up then."""
     grid: float = 1.0
     rate: float = 200.0
+    framed_by: tuple[str, ...] = ()
+    """Origins of pages that may show this one in a frame."""
     clients: int = 1000
     clients_per_address: int = 100
     most_body: int = 16 << 20
@@ -70,6 +74,12 @@ class Settings:
         hosts = {"the public side": self.host, "the operator side": self.operator_host}
         for what, host in hosts.items():
             check_binding(host, what, encrypted=encrypted, allowed=self.plain_http)
+        for origin in self.framed_by:
+            if not _ORIGIN.fullmatch(origin):
+                raise InvalidParameter(
+                    f"--framed-by must be the origin of a page, such as https://example.org or "
+                    f"https://example.org:8443; got {origin!r}"
+                )
 
 
 def serve(
@@ -118,6 +128,7 @@ def serve(
             hub=hub,
             ledger=ledger,
             rate=settings.rate,
+            framed_by=settings.framed_by,
             refused=supervisor.refused,
         )
         operator = OperatorSide(

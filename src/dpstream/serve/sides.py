@@ -115,12 +115,19 @@ class SecurityHeaders:
     """Adds the security headers to every answer, which is sent in small pieces.
 
     A piece waits until the client has taken those before: what is unsent of an answer is small,
-    however long it is, and however little of it is read.
+    however long it is, and however little of it is read. `framed_by`: the origins of pages that may
+    show the page in a frame; none may otherwise.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, framed_by: Sequence[str] = ()) -> None:
         self._app = app
-        self._headers = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
+        headers = dict(HEADERS)
+        if framed_by:
+            del headers["x-frame-options"]  # it knows of no list
+            headers["content-security-policy"] = _POLICY.replace(
+                "frame-ancestors 'none'", f"frame-ancestors {' '.join(framed_by)}"
+            )
+        self._headers = [(name.encode(), value.encode()) for name, value in headers.items()]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass on."""
@@ -424,14 +431,17 @@ class Side:
         burst: int,
         pool: Executor | None = None,
         more: Sequence[Route] = (),
+        framed_by: Sequence[str] = (),
     ) -> ASGIApp:
         """The application of all routes; `lifespan`: what runs while it does.
 
-        `rate`, `burst`: the requests of one address, a second and at once.
+        `rate`, `burst`: the requests of one address, a second and at once. `framed_by`: origins of
+        pages that may show it in a frame.
         """
         routes = [*(each.route(pool) for each in self.endpoints()), *more]
         app = Starlette(routes=routes, exception_handlers=HANDLERS, lifespan=lifespan)
-        return SecurityHeaders(Gate(app, [Limits(rate=rate, burst=burst).check, *checks]))
+        gate = Gate(app, [Limits(rate=rate, burst=burst).check, *checks])
+        return SecurityHeaders(gate, framed_by)
 
     @staticmethod
     def find(things: Mapping[str, Any], name: str, what: str) -> Any:

@@ -66,7 +66,7 @@ def refuse_early(
     new = [pair for pair in queries if not is_charged(pair[1], paid, known)]
     series = [query for query, _ in new if isinstance(query, SeriesQuery)]
     which, begun = book_in_words(dataset, path), {}
-    if book["terms"]["measure"] == "mu_squared":
+    if book["terms"]["measure"] == "mu_squared" or book["terms"]["unit"] == "user":
         rehearsal = _Rehearsal(
             copy=ledger.rehearsal(),
             which=which,
@@ -83,21 +83,22 @@ def refuse_early(
     return begun
 
 
-def free_place(copy: Ledger, dataset: str, held: str) -> None:
-    """In a copy of a book: free a place that a run holds for another one, if it does still."""
-    if copy.known(held).dataset == dataset and copy.known(held).ended is None:
-        copy.void(dataset, held, because="it is free", who="")
+def free_place(ledger: Ledger, dataset: str, held: str, *, because: str = "it is free") -> None:
+    """Free a place that a run holds for another one, if it does still; after a kill it may not."""
+    known = ledger.known(held)
+    if known.dataset == dataset and known.ended is None and held in _paid(ledger, dataset):
+        ledger.void(dataset, held, because=because, who="")
 
 
 def was_charged(ledger: Ledger, dataset: str, folder: Path | None) -> bool:
     """Is the run of a state directory charged to the book? Then it begins no more."""
-    paid = {
-        line["run"]
-        for book in ledger.report()
-        if book["dataset"] == dataset
-        for line in book["spent_on"]
-    }
-    return is_charged(folder, paid, ledger.known)
+    return is_charged(folder, _paid(ledger, dataset), ledger.known)
+
+
+def _paid(ledger: Ledger, dataset: str) -> set[str]:
+    """The runs that are charged to a book."""
+    books = [book for book in ledger.report() if book["dataset"] == dataset]
+    return {line["run"] for book in books for line in book["spent_on"]}
 
 
 @dataclass(kw_only=True)
@@ -205,7 +206,7 @@ class _Rehearsal:
 
     def _refused(self, query: Query, problem: BudgetExceeded) -> BudgetExceeded:
         (now,) = (b for b in self.copy.report() if b["dataset"] == self.book["dataset"])
-        asked = plan_query(query).cost(self.terms)["mu_squared"]
+        asked = plan_query(query).cost(self.terms)["amount"]
         return BudgetExceeded(
             f"the query {query.name!r} does not fit into {self.which}: "
             f"{_short_of(query, asked, now, str(problem))}"

@@ -31,7 +31,7 @@ from dpstream.privacy.state import MemoryWindowKeys
 from dpstream.privacy.state.durable_files import make_directory
 from dpstream.privacy.state.identity import canonical, readable
 from dpstream.privacy.state.inspection import saved_step
-from dpstream.privacy.state.run_directory import About, ledger_place, read_about
+from dpstream.privacy.state.run_directory import About, current_ledger_place, read_about
 from dpstream.query.book_periods import book_share, book_ticks
 from dpstream.query.noise_plan import plan_query
 from dpstream.query.query import Query
@@ -73,15 +73,17 @@ class ChangePlan:
     @property
     def empty(self) -> bool:
         """Is there nothing to accept?"""
-        return self._settled(self.known).settled == self.known.settled and all(
-            change.kind == "unchanged" for change in self.changes
+        return (
+            not self.known.unsettled
+            and self._settled(self.known).settled == self.known.settled
+            and all(change.kind == "unchanged" for change in self.changes)
         )
 
     def accept(self) -> None:
         """Make it durable; refused if something else was settled meanwhile."""
 
         def settle(known: Changes) -> Changes:
-            if known.settled != self.known.settled:
+            if (known.settled, known.unsettled) != (self.known.settled, self.known.unsettled):
                 raise StateError(
                     f"{self.file.state} has changed since this was worked out; apply it again"
                 )
@@ -99,6 +101,7 @@ class ChangePlan:
             names={c.name: c.called for c in self.changes if c.query and c.called != c.name},
             endings={c.ended_name: c.ending for c in self.changes if c.ending is not None},
             begins={name: at for name, at in known.begins.items() if name in called},
+            unsettled={},
         )
 
 
@@ -114,7 +117,8 @@ class _Holder:
     def hold(self) -> dict[str, str]:
         """Write it into the ledgers; the runs that hold places, by the names of successors.
 
-        After a kill the same plan, accepted again, finds what it has written.
+        What it is about to write is in the state directory before: after a kill the same plan,
+        accepted again, finds what it has written, and another one takes it back.
         """
         waiting = [c for c in self.plan.changes if c.ending is not None and c.ending.at is not None]
         kept = {c.called for c in self.plan.changes if c.query is not None}
@@ -125,9 +129,14 @@ class _Holder:
         for name, run in self.known.held.items():
             if name not in kept or new.get(name, run) != run:
                 self._give_back(name, run)
-        for ending in endings_taken_back(self.known, self.plan.changes):
+        taken_back = endings_taken_back(self.known, self.plan.changes)
+        for ending in taken_back:
             self._limit(ending, None)
         endings = [c.ending for c in waiting if c.ending is not None]
+        held = {n: r for n, r in self.known.held.items() if n in kept} | new
+        unsettled = {c.ended_name: c.ending for c in waiting if c.ending is not None}
+        state = self.plan.file.state
+        replace(self.known, held=held, unsettled={**self.known.unsettled, **unsettled}).write(state)
         try:
             for ending in endings:
                 self._limit(ending, ending.at)
@@ -135,13 +144,18 @@ class _Holder:
                 if change.called in new:
                     self._charge(change, new[change.called])
         except DpstreamError:
-            for name in new.keys() - self.known.held.keys():
-                self._give_back(name, new[name])
-            before = {each.run: each.at for each in self.known.endings.values()}
-            for ending in endings:
-                self._limit(ending, before.get(ending.run))
+            settled = {each.successor for each in self.known.endings.values()}
+            settled |= self.known.begins.keys()
+            known = self.known.held
+            stay = {n: r for n, r in held.items() if n in settled and known.get(n) == r}
+            for name in held.keys() - stay.keys():
+                self._give_back(name, held[name])
+            ends = {each.run: each.at for each in self.known.endings.values()}
+            for ending in [*taken_back, *endings]:
+                self._limit(ending, ends.get(ending.run))
+            replace(self.known, held=stay, unsettled={}).write(state)
             raise
-        return {n: r for n, r in self.known.held.items() if n in kept} | new
+        return held
 
     def _book(self, name: str) -> tuple[Ledger, str]:
         """The ledger and the dataset of a query of the file."""
@@ -165,11 +179,8 @@ class _Holder:
 
     def _give_back(self, name: str, run: str) -> None:
         for book in self.plan.file.books:
-            ledger = self._open(book.ledger)
-            known = ledger.known(run)
-            if known.dataset == book.dataset and known.ended is None:
-                because = f"the change to {name!r} was changed or taken back (dpstream apply)"
-                ledger.void(book.dataset, run, because=because, who="")
+            because = f"the change to {name!r} was changed or taken back (dpstream apply)"
+            free_place(self._open(book.ledger), book.dataset, run, because=because)
 
     def _limit(self, ending: Ending, at: int | None) -> None:
         """A run is to end with a period, or not any more."""
@@ -188,26 +199,29 @@ class _Holder:
         ledger, dataset = self._book(change.name)
         if ledger.terms(dataset) is None:
             return  # its book is opened when it begins
-        query = _later(change)
         analyst = self.plan.file.analysts.get(change.name, "")
-        ledger.register(
-            dataset, run, f"holds the place of {change.called}", analyst=analyst, kept=True
-        )
-        spend = QuerySpend(
-            run=bytes.fromhex(run),
-            query=change.called,
-            ledger=ledger,
-            dataset=dataset,
-            keys=MemoryWindowKeys(),
-        )
-        plan_query(query).pay(spend, "held")
+        hold_place(ledger, dataset, _later(change), run, analyst=analyst)
+
+
+def hold_place(ledger: Ledger, dataset: str, query: Query, run: str, *, analyst: str = "") -> None:
+    """Charge a query that begins later, in the name of a run that never begins."""
+    called = f"holds the place of {query.name}"
+    ledger.register(dataset, run, called, analyst=analyst, kept=True)
+    spend = QuerySpend(
+        run=bytes.fromhex(run),
+        query=query.name,
+        ledger=ledger,
+        dataset=dataset,
+        keys=MemoryWindowKeys(),
+    )
+    plan_query(query).pay(spend, "held")
 
 
 def endings_taken_back(known: Changes, changes: Sequence[Change]) -> list[Ending]:
     """Runs that were to end with a period, and now go on, or end at once."""
     still = {c.ending.run for c in changes if c.ending is not None and c.ending.at is not None}
-    unchanged = [each for each in known.endings.values() if each.at is not None]
-    return [each for each in unchanged if each.run not in still]
+    settled = {each.run: each for each in {**known.unsettled, **known.endings}.values()}
+    return [each for each in settled.values() if each.at is not None and each.run not in still]
 
 
 def _names_periods(ledger: Ledger, ending: Ending) -> bool:
@@ -356,18 +370,39 @@ class _Planner:
     runs: dict[str, About] = field(init=False)
     """Runs that are not ended, by the names of their folders."""
     ended: set[str] = field(init=False)
+    """Folders of those that are; some may be gone."""
     _ledgers: dict[str, Ledger] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self.runs, self.ended = {}, set()
         for path in sorted(self.file.state.glob("*/run.dps")):
             about = read_about(path.parent)
-            assert about is not None
-            ledger = self._ledger(ledger_place(path.parent, about))
+            if about is None:
+                continue  # it was ended, and is being removed (dpstream state gc)
+            ledger = self._ledger(self._place(path.parent, about))
             if ledger.known(about["run"].hex()).ended is not None:
                 self.ended.add(path.parent.name)
             else:
                 self.runs[path.parent.name] = about
+        for book in self.file.books:
+            if book.ledger.exists():
+                self.ended |= self._removed(book.ledger, book.dataset)
+
+    def _removed(self, place: LedgerPlace, dataset: str) -> set[str]:
+        """What runs were called that are ended, and whose states are gone (dpstream state gc).
+
+        Sinks have their releases under that name still.
+        """
+        ledger = self._ledger(place)
+        books = [book for book in ledger.report() if book["dataset"] == dataset]
+        lines = [line for book in books for line in book["spent_on"]]
+        known = [line for line in lines if line["query"] in self.known.texts]
+        ended = {line["query"] for line in known if ledger.known(line["run"]).ended is not None}
+        return {safe_name(name) for name in ended} - self.runs.keys()
+
+    def _place(self, folder: Path, about: About) -> LedgerPlace:
+        """Where the ledger of a run is now."""
+        return current_ledger_place(folder, about, [book.ledger for book in self.file.books])
 
     def _ledger(self, place: LedgerPlace) -> Ledger:
         if str(place) not in self._ledgers:
@@ -426,7 +461,11 @@ class _Planner:
         taken = {query.name for query in self.file.queries} | set(self.known.names.values())
         names = (f"{base}_{number}" for number in count(2))
         return next(
-            n for n in names if n not in taken and not (self.file.state / safe_name(n)).exists()
+            n
+            for n in names
+            if n not in taken
+            and safe_name(n) not in self.ended
+            and not (self.file.state / safe_name(n)).exists()
         )
 
     def _ending(self, name: str, about: About, successor: str | None) -> tuple[Ending, str]:
@@ -459,7 +498,7 @@ class _Planner:
         if differences(query, about):
             raise StateError("what it reads is declared otherwise in the file now")
         folder = self.file.state / safe_name(name)
-        ledger = self._ledger(ledger_place(folder, about))
+        ledger = self._ledger(self._place(folder, about))
         terms = ledger.terms(about["dataset"])
         ticks = None if terms is None else book_ticks(terms)
         if terms is None or ticks is None or not isinstance(query, Query):

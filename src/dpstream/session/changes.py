@@ -17,7 +17,7 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -26,12 +26,13 @@ from typing import Any, Self
 from dpstream.connectors.storage import safe_name
 from dpstream.errors import StateError
 from dpstream.privacy.ledger.ledger import Ledger
+from dpstream.privacy.ledger.store import LedgerPlace
 from dpstream.privacy.state import durable_files
 from dpstream.privacy.state.backup import SETTLED
 from dpstream.privacy.state.inspection import saved_step
-from dpstream.privacy.state.run_directory import ledger_place, read_about
+from dpstream.privacy.state.run_directory import current_ledger_place, read_about
 
-FORMAT = 3
+FORMAT = 4
 _NAME = SETTLED
 Table = dict[str, Any]
 
@@ -72,6 +73,11 @@ class Changes:
     """Queries that analysts have asked for over the server, like a [[query]] of the file."""
     held: Mapping[str, str] = field(default_factory=dict)
     """By the name of a successor, the run of the ledger that holds its place."""
+    unsettled: Mapping[str, Ending] = field(default_factory=dict)
+    """Endings that an apply was about to write into the books; none once it is over.
+
+    If there are some, it was broken off: the next one finishes that, or takes it back.
+    """
 
     @classmethod
     def read(cls, state: Path) -> Self:
@@ -83,7 +89,7 @@ class Changes:
             return cls()
         except ValueError:
             told = None
-        if isinstance(told, dict) and told.get("format") in (2, FORMAT):
+        if isinstance(told, dict) and told.get("format") in (2, 3, FORMAT):
             whole = told.pop("sha256", None) == _checksum(told)
         elif isinstance(told, dict) and told.get("format") == 1:  # it had no checksum
             whole = True
@@ -102,8 +108,11 @@ class Changes:
     @classmethod
     def from_json(cls, told: Table) -> Self:
         """What `asdict` has made of them."""
-        endings = {name: Ending(**each) for name, each in told["endings"].items()}
-        return cls(**told | {"endings": endings})
+        endings = {
+            key: {name: Ending(**each) for name, each in told.get(key, {}).items()}
+            for key in ("endings", "unsettled")
+        }
+        return cls(**told | endings)
 
     def write(self, state: Path) -> None:
         """Make them durable, all or nothing."""
@@ -145,15 +154,16 @@ def keep_texts(state: Path, texts: Mapping[str, Table]) -> None:
     edit(state, lambda known: replace(known, texts={**known.texts, **texts}))
 
 
-def end_due(state: Path) -> bool:
+def end_due(state: Path, ledgers: Iterable[LedgerPlace] = ()) -> bool:
     """End the runs that have published all they may; True if there was one.
 
-    After a kill anywhere the next call does the rest: what is ended stays ended.
+    After a kill anywhere the next call does the rest: what is ended stays ended. `ledgers`: where
+    a run's ledger may be, if it is not where the run has left it.
     """
     endings = Changes.read(state).endings
     due = {name: e for name, e in endings.items() if e.is_over(state / safe_name(name))}
     for name, each in due.items():
-        _end_run(state / safe_name(name), each)
+        _end_run(state / safe_name(name), each, [*ledgers])
     begins = {e.successor: e.at for e in due.values() if e.successor and e.at is not None}
 
     def without(known: Changes) -> Changes:
@@ -165,11 +175,17 @@ def end_due(state: Path) -> bool:
     return bool(due)
 
 
-def _end_run(folder: Path, ending: Ending) -> None:
+def _end_run(folder: Path, ending: Ending, ledgers: list[LedgerPlace]) -> None:
     about = read_about(folder)
     if about is None or about["run"].hex() != ending.run:
         return
-    with closing(Ledger(ledger_place(folder, about))) as ledger:
+    place = current_ledger_place(folder, about, ledgers)
+    if not place.exists():
+        raise StateError(
+            f"the run in {folder} is to end, and the ledger that it is charged to, {place}, is not "
+            "there; restore it, or name it in the pipeline file"
+        )
+    with closing(Ledger(place)) as ledger:
         if is_known(ledger, ending.dataset, ending.run):
             ledger.end(ending.dataset, ending.run, because=ending.because, who=ending.who)
     for key in sorted((folder / "windows").glob("*.key")):

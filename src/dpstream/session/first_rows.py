@@ -355,7 +355,7 @@ def _add(sample: RowSample, reader: RowReader, table: pa.Table, *, keep: bool) -
     sample.other_keys += unused.other_keys
     sample.read += left + len(unused.rejected) + unused.outside + unused.other_keys
     sample.reasons.update(each.reason for each in unused.rejected)
-    if keep and len(rows):
+    if keep and len(rows) and query.per_unit is None:  # bounds are for inner rows
         sample.rows.append(rows)
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from dpstream.connectors.encode import ENCODERS
 from dpstream.connectors.files.source import ON_DAMAGE, ON_DONE
+from dpstream.connectors.registry import OUTPUTS, UPSERT, upsert_specs
 from dpstream.connectors.server_base import ServerOptions, is_uri
 from dpstream.connectors.storage import safe_name
 from dpstream.connectors.write_ahead import PUSHED, pushed_folder
@@ -65,7 +66,7 @@ _KEYS: dict[str, dict[str, tuple[type, ...]]] = {
         "privacy_unit_period": _TEXT,
     },
     "state": {"path": _TEXT, "secret": _TEXT},
-    "sink": {"to": _TEXTS},
+    "sink": {"to": _TEXTS, "output": _TEXT},
     "engine": {"name": _TEXT, "master": _TEXT, "buckets": (int,), "state_location": _TEXT},
     "retention": dict.fromkeys(("backups", "releases", "served", "inputs", "dead_letters"), _TEXT),
     "public": {"name": _TEXT, "path": _TEXTS, "refresh": _TEXT},
@@ -78,6 +79,8 @@ _KEYS: dict[str, dict[str, tuple[type, ...]]] = {
         "params": (dict,),
         "anyway": (bool,),
         "analyst": _TEXT,
+        "title": _TEXT,
+        "description": _TEXT,
     },
 }
 _REQUIRED = {
@@ -237,7 +240,7 @@ def load_pipeline(
         books=_books(path, tables, queries, of_query, folder),
         state=folder,
         secret=secret,
-        sinks=tuple(_resolve_sink(base, each) for each in sinks),
+        sinks=tuple(_resolve_sink(base, each) for each in _by_output(path, sinks, tables)),
         engine=_engine(path, tables.get("engine", {"name": "embedded"}), feeds),
         texts={one.query.name: one.text for one in compiled},
         pushed=_pushed(compiled, of_query, feeds, folder),
@@ -722,8 +725,21 @@ def _resolve_all(base: Path, value: str | list[str]) -> str | list[str]:
     return [_resolve(base, each) for each in value]
 
 
+def _by_output(path: Path, sinks: list[str], tables: Mapping[str, Any]) -> list[str]:
+    """The sinks, marked for upserts if the file asks for them."""
+    output = tables.get("sink", {}).get("output", "append")
+    if output not in OUTPUTS:
+        raise InvalidInput(
+            f"{path}, [sink]: output must be one of {', '.join(OUTPUTS)}; got {output!r}"
+        )
+    marked: list[str] = upsert_specs(sinks) if output == "upsert" else sinks
+    return marked
+
+
 def _resolve_sink(base: Path, text: str) -> str:
     """A sink, which may have its kind before its path."""
+    if text.startswith(UPSERT):
+        return f"{UPSERT}{_resolve_sink(base, text.removeprefix(UPSERT))}"
     kind, colon, path = text.partition(":")
     if colon and kind in (*ENCODERS, "delta"):
         return f"{kind}:{_resolve(base, path)}"

@@ -13,6 +13,7 @@ same bytes.
 from __future__ import annotations
 
 import logging
+import os
 import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,14 +24,15 @@ from pathlib import Path
 
 from dpstream.connectors.files.source import DONE
 from dpstream.connectors.registry import release_folder
-from dpstream.connectors.storage import old_files
+from dpstream.connectors.storage import is_older, old_files
 from dpstream.connectors.write_ahead import KEPT
 from dpstream.errors import StateError
 from dpstream.privacy.ledger.ledger import Ledger
+from dpstream.privacy.ledger.store import LedgerPlace
 from dpstream.privacy.state import read_packed
 from dpstream.privacy.state.durable_files import erase, sync_directory
-from dpstream.privacy.state.journal import Journal
-from dpstream.privacy.state.run_directory import About, ledger_place, read_about
+from dpstream.privacy.state.journal import try_lock
+from dpstream.privacy.state.run_directory import About, current_ledger_place, read_about
 from dpstream.query.windows import in_words
 from dpstream.session.pipeline import Pipeline
 
@@ -54,8 +56,13 @@ class Waste:
     removed: bool = False
 
 
-def collect_runs(places: Iterable[Path], *, remove: bool) -> Iterator[Waste]:
-    """What may go of runs' directories; with `remove` it is gone when it is told."""
+def collect_runs(
+    places: Iterable[Path], *, remove: bool, ledgers: Sequence[LedgerPlace] = ()
+) -> Iterator[Waste]:
+    """What may go of runs' directories; with `remove` it is gone when it is told.
+
+    `ledgers`: where a run's ledger may be, if it is not where the run has left it.
+    """
     for place in places:
         about = read_about(place)
         if about is None:
@@ -64,7 +71,7 @@ def collect_runs(places: Iterable[Path], *, remove: bool) -> Iterator[Waste]:
             if not free:
                 yield _in_use(place)
                 continue
-            ended = _why_ended(place, about)
+            ended = _why_ended(place, about, ledgers)
             if ended is not None:
                 why = f"its run was ended for good ({ended}); ledger and secret stay"
                 yield _take("ended run", place, why, _files_of_ended(place), remove=remove)
@@ -131,7 +138,7 @@ def _old_releases_and_letters(
     if (span := pipeline.retention.get("dead_letters")) is not None:
         for place in pipeline.folders.values():
             folder = place / "dead-letters"
-            old = [p for p in folder.glob("*.jsonl") if p.stat().st_mtime < _before(span)]
+            old = [p for p in folder.glob("*.jsonl") if is_older(p, _before(span))]
             why = f"set aside more than {_words(span)} ago"
             if place not in busy:
                 yield _take("dead letters", folder, why, old, remove=remove)
@@ -144,23 +151,21 @@ def _in_use(place: Path) -> Waste:
 
 @contextmanager
 def _held(place: Path, about: About) -> Iterator[bool]:
-    """Hold a run; False: a process has it."""
-    path = place / about["log"]
-    if not path.exists():
-        yield True
-        return
-    with closing(Journal(path, kind="input log")) as journal:
-        try:
-            journal.acquire(wait=False)
-        except StateError:
+    """Hold a run; False: a process has it, or it is gone since `about` was read."""
+    with try_lock(place / about["log"]) as free:
+        if not free:
             yield False
-        else:
-            yield True
+            return
+        try:
+            now = read_about(place)
+        except StateError:  # another call is removing it
+            now = None
+        yield now is not None and now["run"] == about["run"]
 
 
-def _why_ended(place: Path, about: About) -> str | None:
+def _why_ended(place: Path, about: About, ledgers: Sequence[LedgerPlace]) -> str | None:
     """Why a run was ended for good, if it was and its ledger is there to say so."""
-    book = ledger_place(place, about)
+    book = current_ledger_place(place, about, ledgers)
     if not book.exists():
         return None
     with closing(Ledger(book)) as ledger:
@@ -193,32 +198,36 @@ def _old_releases(folder: Path, kind: str, span: timedelta, busy: set[str]) -> l
     names = re.compile(f"({'|'.join(map(re.escape, queries))}){_RELEASE}{kind}")
     before = _before(span)
     found = [p for p in folder.glob(f"*.{kind}") if queries and names.fullmatch(p.name)]
-    return sorted(path for path in found if path.stat().st_mtime < before)
+    return sorted(path for path in found if is_older(path, before))
 
 
 def _take(
     what: str, where: Path, why: str, paths: list[Path], *, remove: bool, overwrite: bool = True
 ) -> Waste:
     """Count files, and remove them if that is asked; what is not public is overwritten first."""
-    size = sum(path.stat().st_size for path in paths)
-    ages = {path: path.stat().st_mtime_ns for path in paths}
-    for path in paths if remove else ():
-        with suppress(FileNotFoundError):  # its run may have removed it, or written it anew
-            if path.stat().st_mtime_ns == ages[path]:
+    found: dict[Path, os.stat_result] = {}
+    for path in paths:
+        with suppress(FileNotFoundError):  # its run, or another call, has removed it
+            found[path] = path.stat()
+    for path, was in found.items() if remove else ():
+        with suppress(FileNotFoundError):  # the same; or its run has written it anew
+            if path.stat().st_mtime_ns == was.st_mtime_ns:
                 erase(path) if overwrite and path.stat().st_nlink == 1 else path.unlink()
-    if remove and paths:
-        for folder in sorted({path.parent for path in paths}, reverse=True):
-            sync_directory(folder)
+    if remove and found:
+        for folder in sorted({path.parent for path in found}, reverse=True):
+            with suppress(FileNotFoundError):
+                sync_directory(folder)
         if what == "ended run":
             _remove_empty(where)
-    return Waste(what=what, where=where, why=why, files=len(paths), bytes=size, removed=remove)
+    size = sum(was.st_size for was in found.values())
+    return Waste(what=what, where=where, why=why, files=len(found), bytes=size, removed=remove)
 
 
 def _remove_empty(folder: Path) -> None:
     for path in sorted((p for p in folder.rglob("*") if p.is_dir()), reverse=True):
-        if not any(path.iterdir()):
+        with suppress(OSError):  # it holds something, or is gone
             path.rmdir()
-    if not any(folder.iterdir()):
+    with suppress(OSError):
         folder.rmdir()
 
 

@@ -16,9 +16,9 @@ import pyarrow as pa
 from dpstream.connectors.dead_letters import DeadLetters
 from dpstream.connectors.files.size_limits import SizeLimits
 from dpstream.connectors.files.source import open_directory
-from dpstream.connectors.registry import open_sink, open_source
+from dpstream.connectors.registry import OUTPUTS, open_sink, open_source, upsert_specs
 from dpstream.connectors.server_base import ServerOptions, is_uri
-from dpstream.connectors.shared import SharedSink, SharedSource, shared_sinks
+from dpstream.connectors.shared import SharedSink, SharedSource, shared_sinks, tell_keys
 from dpstream.connectors.storage import safe_name
 from dpstream.connectors.union_source import union_source
 from dpstream.connectors.write_ahead import PUSHED, PushedSource, WriteAhead, pushed_folder
@@ -35,7 +35,6 @@ from dpstream.engines.query_run import (
     QueryRun,
     Run,
 )
-from dpstream.engines.table_versions import refreshed_tables
 from dpstream.errors import (
     BudgetExceeded,
     InvalidParameter,
@@ -100,6 +99,7 @@ def run(
     *,
     source: SourceSpec | Mapping[str, SourceSpec] | None = None,
     sink: SinkSpec | None = None,
+    output: str = "append",
     history: SourceSpec | None = None,
     state: str | Path | None = None,
     live: bool = False,
@@ -128,7 +128,9 @@ def run(
     no recovery needs them any more, if `on_done` is "delete" or "move". `history`: files that are
     read by event time before and beside a live source. `sink`: a directory (Parquet; "csv:out/",
     "jsonl:out/"), an `.sqlite` or `.duckdb` file, "-" for standard output, a URI, or a list of
-    them.
+    them. `output="upsert"`: a database, a Delta table or a compacted Kafka topic keeps the newest
+    release of each window alone, a row for each group ("append": every release); "upsert:" before
+    the name of one of several sinks says so of that one.
 
     With `state`, a directory, the run survives a kill at any moment; its secret is
     made beside it on first use: back it up. Rows that cannot be used go to `dead_letters` (default:
@@ -163,6 +165,7 @@ def run(
     """
     places = {"source": source, "sink": sink, "history": history, "state": state}
     _check_names(places | {"secret": secret, "ledger": ledger, "dead_letters": dead_letters})
+    sink = _with_output(sink, output)
     if isinstance(query, str):
         compiled = compile_sql(query)
         warn_of_remarks(compiled, stacklevel=2)
@@ -229,6 +232,7 @@ def run(
 
 def _checked(started: Run, *, new: bool, anyway: bool) -> Run:
     """A run that may begin: one that is not charged yet is refused if it would be for nothing."""
+    tell_keys(started.sink, started.query.name, started.query.label_columns)
     begun = started.folder is not None and (started.folder / "run.dps").exists()
     if new and not begun:  # whatever the sink has of this query is another run's
         fence(started.sink, started.query.name, "a run that begins")
@@ -244,6 +248,7 @@ def run_all(
     *,
     source: SourceSpec | Feed | Mapping[str, Feed],
     sink: SinkSpec | None = None,
+    output: str = "append",
     history: SourceSpec | None = None,
     state: str | Path | None = None,
     live: bool = False,
@@ -278,6 +283,7 @@ def run_all(
     A query that fails stops alone: the others go on to their ends, and its error is raised then.
     """
     _check_names({"state": state, "ledger": ledger, "secret": secret})
+    sink = _with_output(sink, output)
     names = [query.name for query in queries]
     if not queries or len(set(names)) < len(names):
         raise InvalidParameter(f"queries that run together need different names; got {names}")
@@ -537,6 +543,16 @@ def _check_names(places: Mapping[str, Any]) -> None:
                 refuse_unwritable(part, os.fspath(each))
 
 
+def _with_output(sink: Any, output: str) -> Any:
+    if output not in OUTPUTS:
+        raise InvalidParameter(f"output must be one of {', '.join(OUTPUTS)}; got {output!r}")
+    if output == "append":
+        return sink
+    if sink is None:
+        raise InvalidParameter("output = 'upsert' says how a sink is written, and there is no sink")
+    return upsert_specs(sink)
+
+
 def _is_path(source: Any) -> bool:
     return isinstance(source, str | Path) and source != "-" and not is_uri(source)
 
@@ -564,12 +580,6 @@ def _start_on_engine(
                 f"source has no entry for the query {query.name!r}; it has {', '.join(source)}"
             )
         source = source[query.name] if query.name in source else next(iter(source.values()))
-    if live and (tables := refreshed_tables(query)):
-        raise InvalidParameter(
-            f"the public table {next(iter(tables))!r} is read anew between triggers, and executors "
-            "of another engine hold the table that a run began with; leave refresh out, or run it "
-            "on the embedded engine: without engine=, without --engine, without [engine]"
-        )
     sources = []
     for spec, growing in ((source, live), (history, False)):
         opened = None if spec is None else engine.source(spec)

@@ -90,7 +90,7 @@ def start(
 def load_current(path: Path) -> Pipeline:
     """The pipeline of a file as it stands; runs that were to end, and are over, are ended first."""
     pipeline = load_pipeline(path)
-    while end_due(pipeline.state):
+    while end_due(pipeline.state, [book.ledger for book in pipeline.books]):
         pipeline = load_pipeline(path)
     return pipeline
 

@@ -24,7 +24,7 @@ from dpstream.query.aggregates import CountDistinct
 from dpstream.query.query import Query
 from dpstream.query.row_spec import RowSpec
 from dpstream.query.series_query import SeriesQuery
-from dpstream.sql_compiler import from_clause, select, validate
+from dpstream.sql_compiler import from_clause, select, unit_subquery, validate
 from dpstream.sql_compiler.expressions import suggestion
 from dpstream.sql_compiler.key_sets import resolve_key_sets
 from dpstream.sql_compiler.layer_compiler import with_layers
@@ -157,6 +157,7 @@ RULES: tuple[Callable[[Draft], None], ...] = (
     validate.require_one_select,
     validate.refuse_unknown_clauses,
     validate.require_privacy_clause,
+    unit_subquery.detach_unit_subqueries,
     validate.refuse_joins,
     validate.refuse_window_functions_of_rows,
     validate.refuse_subqueries_in_expressions,
@@ -182,6 +183,7 @@ RULES: tuple[Callable[[Draft], None], ...] = (
     select.name_aggregates,
     select.require_grouped_windows,
     select.require_bounded_aggregates,
+    select.refuse_unit_in_expressions,
     require_one_count,
     select.require_group_bound,
     from_clause.require_unit_period,
@@ -291,7 +293,8 @@ def _query(draft: Draft) -> tuple[Query | SeriesQuery, QueryBuilder]:
     }
     try:
         if not draft.series:
-            return Query(**parts, aggregates=aggregates, **draft.parameters), builder
+            parts |= {"aggregates": aggregates, "grouping_sets": draft.sets}
+            return Query(**parts, **draft.parameters), builder
         rows = {key: draft.parameters[key] for key in draft.parameters.keys() - _OF_MECHANISM}
         spec = RowSpec(**parts, **rows)
     except InvalidParameter as error:
@@ -322,6 +325,8 @@ def remarks(compiled: Compiled) -> list[str]:
     """
     query = compiled.query
     if not isinstance(query, Query) or "max_rows_per_group" in compiled.given:
+        return []
+    if query.per_unit is not None and query.per_unit.at_most_one:
         return []
     counted = [repr(each.name) for each in query.aggregates if each.grows]
     if not counted:

@@ -18,8 +18,7 @@ from sqlglot import exp
 from dpstream.query.query import Query
 from dpstream.query.series_query import SeriesQuery
 from dpstream.records import Reals
-from dpstream.rows.parse import whole_column
-from dpstream.sql_compiler.over_clause import row_codes
+from dpstream.rows.parse import row_codes, whole_column
 from dpstream.sql_compiler.sql_values import as_float
 from dpstream.sql_compiler.statement import WINDOW_COLUMNS, Draft, Over, canonical, present_args
 

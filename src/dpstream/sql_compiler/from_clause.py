@@ -20,6 +20,7 @@ from dpstream.sql_compiler.statement import (
     Draft,
     Item,
     Relation,
+    UnitSelect,
     WindowTable,
     call_name,
     canonical,
@@ -28,6 +29,7 @@ from dpstream.sql_compiler.statement import (
     other_clauses,
     present_args,
 )
+from dpstream.sql_compiler.unit_subquery import require_own_windows, unit_relation
 from dpstream.sql_compiler.unnest import add_unnest, is_unnest
 
 _ATOMS = (exp.Column, Item, exp.Literal, exp.Anonymous, exp.Paren, exp.Cast, exp.Null, exp.Boolean)
@@ -47,15 +49,27 @@ def inline_subqueries(draft: Draft) -> None:
         for common in with_.expressions:
             tables[common.alias] = _subquery(draft, common.this, tables)
     draft.relation = _from_and_where(draft, select, tables)
+    if draft.relation.unit is not None:
+        require_own_windows(draft)
 
 
 def _from_and_where(draft: Draft, select: exp.Expr, tables: dict[str, Relation]) -> Relation:
     relation = _relation(draft, select.args["from_"].this, tables)
     for join in select.args.get("joins") or ():
+        if relation.unit is not None:
+            raise draft.refusal(
+                join,
+                "what a subquery per unit gives is not joined",
+                "compute what you need in the subquery, or join in the database of the releases",
+            )
         if is_unnest(join):
             add_unnest(draft, relation, join, substitute)
             continue
-        add_join(draft, relation, join, _relation(draft, join.this, tables), substitute)
+        right = _relation(draft, join.this, tables)
+        if right.unit is not None:
+            reason = "a join to what a subquery per unit gives lets units meet"
+            raise draft.refusal(join, reason, "join public tables and registries")
+        add_join(draft, relation, join, right, substitute)
     where = select.args.get("where")
     if where is not None:
         relation.where.append(substitute(draft, where.this, relation))
@@ -109,7 +123,10 @@ def _relation(draft: Draft, node: exp.Expr, tables: dict[str, Relation]) -> Rela
 
 
 def _subquery(draft: Draft, select: exp.Expr, tables: dict[str, Relation]) -> Relation:
-    """A SELECT that projects and filters, as a relation."""
+    """A SELECT that projects and filters, or groups the rows of each unit, as a relation."""
+    if isinstance(select, UnitSelect):
+        whole = draft.unit_selects[select.args["number"]]
+        return unit_relation(draft, whole, _from_and_where(draft, whole, tables), substitute)
     if isinstance(select, exp.Union) and not select.args.get("distinct"):
         return _union(draft, select, tables)
     if not isinstance(select, exp.Select):
@@ -179,6 +196,9 @@ def _union(draft: Draft, node: exp.Expr, tables: dict[str, Relation]) -> Relatio
     for part in (node.this, node.expression):
         inner = part.unnest()
         relation = _subquery(draft, inner, tables)
+        if relation.unit is not None:
+            reason = "a branch of UNION ALL groups the rows of each unit"
+            raise draft.refusal(part, reason, "run a query for each branch")
         if relation.joins or relation.unnests:
             reason = "a branch of UNION ALL joins tables or lists"
             outside = "FROM (... UNION ALL ...) AS u JOIN pages USING (page), UNNEST(u.tags) AS tag"

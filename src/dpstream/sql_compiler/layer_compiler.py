@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import combinations
 from typing import Any
 
 from sqlglot import exp
@@ -45,6 +44,7 @@ from dpstream.sql_compiler.query_builder import (
     linear_factors,
     nonzero_terms,
 )
+from dpstream.sql_compiler.select import expand_sets
 from dpstream.sql_compiler.statement import (
     RELEASE_COLUMNS,
     WINDOW_COLUMNS,
@@ -59,7 +59,6 @@ from dpstream.sql_compiler.statement import (
 from dpstream.sql_compiler.validate import refuse_changing_calls
 
 _AGGREGATES = ("SUM", "AVG", "MIN", "MAX", "COUNT", "COUNTIF")
-_MOST_KEYS = 6  # of CUBE
 _PIVOT_MORE = ("unpivot", "using", "group", "include_nulls", "default_on_null", "into", "with_")
 _CLAUSES = {
     *("expressions", "with_", "from_", "where", "group", "having", "qualify"),
@@ -139,6 +138,7 @@ def published_by(draft: Draft, builder: QueryBuilder, query: Query | SeriesQuery
                 columns[name] = replace(columns[name], exact=True, noise=None)
         else:
             columns[name] = Known(exact=True)
+    columns |= {name: Known(exact=True) for name in draft.labels}
     windows = WINDOW_COLUMNS if "time_column" in draft.parameters else ()
     more = ["held"] if draft.series else []
     share = ["kept_share"] if "kept_share" in query.answer_columns else []
@@ -146,9 +146,9 @@ def published_by(draft: Draft, builder: QueryBuilder, query: Query | SeriesQuery
     return Published(
         columns=columns,
         constants=(*windows, *more, *RELEASE_COLUMNS, *share),
-        keys=tuple(draft.keys) if all(key in columns for key in draft.keys) else None,
+        keys=(*draft.keys, *draft.labels) if all(key in columns for key in draft.keys) else None,
         chosen=any(clauses.get(name) for name in ("having", "qualify", "limit", "offset")),
-        together=draft.series or bool(debias),
+        together=draft.series or bool(debias) or bool(draft.sets),
     )
 
 
@@ -429,24 +429,7 @@ class LayerCompiler:
                     if not any(find_calls(node, _AGGREGATES)) and node.find(Over) is None
                 ]
             ]
-        sets: list[list[exp.Expr]] = [[]]
-        for node in group.expressions:
-            inside = node.expressions
-            choices = [[node]]
-            if isinstance(node, exp.Rollup):
-                choices = [inside[:size] for size in range(len(inside), -1, -1)]
-            elif isinstance(node, exp.Cube) and len(inside) <= _MOST_KEYS:
-                sizes = range(len(inside), -1, -1)
-                choices = [list(some) for size in sizes for some in combinations(inside, size)]
-            elif isinstance(node, exp.GroupingSets):
-                choices = [
-                    each.expressions if isinstance(each, exp.Tuple) else [each.unnest()]
-                    for each in inside
-                ]
-            sets = [[*before, *more] for before in sets for more in choices]
-            if len(sets) > 1 << _MOST_KEYS:
-                raise self._refuse(group, "there are too many sets of keys", "name fewer")
-        return sets
+        return expand_sets(self._draft, group)
 
     def _add_aggregate(
         self, groups: _Groups, name: str, call: exp.Expr, only: exp.Expr | None = None

@@ -15,6 +15,7 @@ from sqlglot import exp
 
 from dpstream.errors import InvalidInput
 from dpstream.records import Integers
+from dpstream.rows.parse import row_codes
 from dpstream.sql_compiler.sql_values import Value, as_float
 from dpstream.sql_compiler.statement import Over, canonical, parse
 
@@ -80,17 +81,6 @@ def sort_rows(order: Sequence[Order], size: int) -> Integers:
         )
         rows = rows[indices.to_numpy()]
     return rows
-
-
-def row_codes(columns: Sequence[pa.Array], size: int) -> Integers:
-    """A number for each row, the same for rows that are equal in every column."""
-    codes: Integers = np.zeros(size, np.int64)
-    for column in columns:
-        encoded = column.dictionary_encode(null_encoding="encode")
-        codes = codes * len(encoded.dictionary) + np.asarray(encoded.indices, np.int64)
-        if len(columns) > 1:  # small numbers again, so that the next column has room
-            codes = np.unique(codes, return_inverse=True)[1].reshape(-1)
-    return codes
 
 
 def _places(name: str, places: int, part: Integers, peers: Integers) -> Integers:

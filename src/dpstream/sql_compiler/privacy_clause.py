@@ -48,6 +48,14 @@ text = _constant_of(str, "text in quotes")
 flag = _constant_of(bool, "TRUE or FALSE")
 
 
+def flag_or_integer(node: exp.Expr) -> bool | int:
+    """TRUE, FALSE, or how many."""
+    value: bool | int = _constant(node)
+    if type(value) not in (bool, int):
+        raise WrongKind("TRUE, FALSE or a whole number")
+    return value
+
+
 def number(node: exp.Expr) -> Any:
     """A number, or one divided by another: 1/2."""
     if isinstance(node, exp.Div):
@@ -134,6 +142,14 @@ def weights(node: exp.Expr) -> dict[str, Any]:
     """(clicks = 2, selection = 1/2): parts of the budget, by the names that are published."""
     expected = "a list of columns and numbers: (clicks = 2, seconds = 1)"
     return {name: number(given) for name, given in _assignments(node, expected)}
+
+
+def numbers(node: exp.Expr) -> list[Any]:
+    """(2, 1, 1): a number for each, in order."""
+    if not isinstance(node, exp.Tuple | exp.Array | exp.Paren):
+        raise WrongKind("a list of numbers: (2, 1, 1)")
+    items = [node.this] if isinstance(node, exp.Paren) else node.expressions
+    return [number(each) for each in items]
 
 
 def types(node: exp.Expr) -> dict[str, Any]:
@@ -231,12 +247,14 @@ OPTIONS = {
     "public_groups": Option(keys),
     "strategy": Option(text, choice_of("latched", "sqlp")),
     "weights": Option(weights, named),
+    "grouping_set_weights": Option(numbers),
     "confidence": Option(lambda node: float(number(node))),
     "debias": Option(text, choice_of("global")),
     "report_bias": Option(flag),
     "max_dropped_rows": Option(integer),
     "min_change": Option(lambda node: float(number(node))),
     "nonnegative": Option(flag),
+    "remember_keys": Option(flag_or_integer),
     "pre_threshold": Option(integer),
     "min_privacy_units_per_group": Option(integer, minus_one, sets="pre_threshold"),
     "time_column": Option(column),

@@ -16,14 +16,14 @@ import pyarrow as pa
 
 from dpstream.query.row_spec import Earlier
 from dpstream.records import Integers
-from dpstream.rows.parse import whole_column
+from dpstream.rows.parse import row_codes, whole_column
 from dpstream.sql_compiler.earlier_windows import (
     STDDEV,
     LookBack,
     known_numbers,
     numbers_of,
 )
-from dpstream.sql_compiler.over_clause import row_codes, sort_rows
+from dpstream.sql_compiler.over_clause import sort_rows
 from dpstream.sql_compiler.query_builder import (
     ErrorBar,
     Expression,

@@ -30,6 +30,7 @@ from dpstream.query.aggregates import (
     Sum,
     measures_by_name,
 )
+from dpstream.query.per_unit import ROW
 from dpstream.query.quantiles import Histogram, Quantile
 from dpstream.records import Integers, Reals
 from dpstream.sql_compiler.expressions import Compiler, Compute, compile_list, literal_value
@@ -38,7 +39,9 @@ from dpstream.sql_compiler.over_clause import error_bar, sort_rows
 from dpstream.sql_compiler.select import (
     BOUNDS,
     GROUP_BOUNDS,
+    GROUPING,
     distinct_values,
+    grouping_call,
     named_arguments,
     selected_position,
 )
@@ -390,6 +393,8 @@ class QueryBuilder:
         )
         passed = ("privacy_unit_column", "time_column", "arrival_column")
         self._passed: list[str] = [parameters[name] for name in passed if name in parameters]
+        if draft.relation.unit is not None:  # inner rows: whose they are, their place says
+            self._passed = [ROW]
         self._computed: dict[str, Expression] = {}
         for name, node in draft.keys.items():
             self._add_key(name, node)
@@ -508,7 +513,18 @@ class QueryBuilder:
             "contribution_bounds_per_row": clamps,
             "leaves": int(leaves) if leaves.denominator == 1 else float(leaves),
             "edges": None if edges is None else self._edges(edges),
+            "mechanism": self._word(named.get("mechanism"), "auto"),
         }
+
+    def _word(self, node: exp.Expr | None, default: str) -> str:
+        """A word in quotes."""
+        if node is None:
+            return default
+        if isinstance(node, exp.Literal) and node.is_string:
+            return str(node.name)
+        raise self._draft.refusal(
+            node, "a mechanism is a word in quotes", "write 'tree' or 'exponential'"
+        )
 
     def _edges(self, node: exp.Expr) -> Any:
         """Numbers in brackets, or a word."""
@@ -625,6 +641,7 @@ class QueryBuilder:
         """A column that compares published rows, with the error bar of a total or a share."""
         value = self._published_node(node)
         shared = self._draft.parameters.get("debias") is not None
+        shared = shared or bool(self._draft.sets)  # by levels that were made consistent
         chosen = self._draft.select.args.get("having") is not None  # by noisy values
         bar = (
             None
@@ -716,8 +733,10 @@ class QueryBuilder:
         def with_error_bars(names: Iterable[str]) -> list[str]:
             return [f"{name}{end}" for name in names for end in ["", *suffixes.get(name, [])]]
 
-        natural = [*windows, *draft.keys, *with_error_bars(self.aggregates)]
-        shown = with_error_bars(draft.outputs)
+        natural = [*windows, *draft.keys, *draft.labels, *with_error_bars(self.aggregates)]
+        labels = [name for name in draft.labels if name not in draft.outputs]
+        last = max((n + 1 for n, name in enumerate(draft.outputs) if name in draft.keys), default=0)
+        shown = with_error_bars([*draft.outputs[:last], *labels, *draft.outputs[last:]])
         if shown == natural[len(windows) :]:
             return None  # nothing is said about windows: they come first
         shown += [name for name in windows if name not in shown]
@@ -736,6 +755,7 @@ class QueryBuilder:
         shown = [name for name in draft.aggregates if name not in draft.hidden]
         names = [name for each in shown for name in (each, f"{each}_stddev")]
         names += [*draft.computed, *(draft.ranked if ranked else ()), *draft.keys]
+        names += draft.labels
         names += [*RELEASE_COLUMNS, KEPT_SHARE]
         if "time_column" in draft.parameters:
             names += WINDOW_COLUMNS
@@ -750,6 +770,8 @@ class QueryBuilder:
 
         def publish(part: exp.Expr) -> exp.Expr:
             text = canonical(part)
+            if call_name(part) in GROUPING:
+                return grouping_call(draft, part, keys)
             if call_name(part) in AGGREGATES:
                 if text not in written:
                     raise draft.refusal(

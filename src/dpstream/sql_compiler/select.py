@@ -5,8 +5,12 @@ Every aggregate is one whose change by one unit is bounded.
 
 from __future__ import annotations
 
+from functools import reduce
+from itertools import chain, combinations
+
 from sqlglot import exp
 
+from dpstream.query.grouping_sets import GROUPING_ID, MOST_SETS
 from dpstream.sql_compiler.from_clause import substitute
 from dpstream.sql_compiler.join_clause import unit_columns
 from dpstream.sql_compiler.statement import (
@@ -27,12 +31,46 @@ BOUNDS = "contribution_bounds_per_row"
 """The argument of an aggregate that clamps its values."""
 GROUP_BOUNDS = "contribution_bounds_per_group"
 """The argument that clamps what all rows of a unit in a group make together."""
+GROUPING = ("GROUPING", "GROUPING_ID")
+"""Which keys the set of a published row leaves out."""
 _PER_GROUP = ("COUNT", "COUNTIF", "SUM", "AVG")
 
 
 def name_keys(draft: Draft) -> None:
     """Name the keys by their aliases; GROUP BY takes columns, expressions, aliases and numbers."""
-    for node in _grouped(draft):
+    several = _grouped(draft)
+    if len(several) == 1:
+        _name_keys(draft, several[0])
+        return
+    group, windowed = draft.select.args["group"], []
+    for nodes in several:
+        known, draft.windowed = dict(draft.keys), False
+        draft.keys.clear()
+        _name_keys(draft, nodes, once=False)
+        names = set(draft.keys)
+        draft.keys = known | draft.keys
+        windowed.append(draft.windowed)
+        draft.sets.append(tuple(names))
+    if any(windowed) and not all(windowed):
+        raise draft.refusal(
+            group,
+            "a window belongs to every set of keys",
+            "write GROUP BY window_start, ROLLUP (a, b)",
+        )
+    draft.sets = [tuple(name for name in draft.keys if name in names) for names in draft.sets]
+    if len({*draft.sets}) < len(draft.sets):
+        raise draft.refusal(group, "a set of keys is listed twice", "list each once")
+    if draft.series:
+        raise draft.refusal(
+            group,
+            "a time-series mechanism fills one histogram",
+            "group by one set of keys, or publish to users (leave privacy_unit out)",
+        )
+
+
+def _name_keys(draft: Draft, nodes: list[exp.Expr], *, once: bool = True) -> None:
+    """The keys of one set; `once`: none may be listed again."""
+    for node in nodes:
         item = _selected_item(draft, node)
         if _is_window_column(draft, item):
             draft.windowed = True
@@ -55,26 +93,79 @@ def name_keys(draft: Draft) -> None:
         aliases = (each for each in draft.select.expressions if isinstance(each, exp.Alias))
         same = (each.alias for each in aliases if canonical(each.this) == canonical(plain))
         name = next(same, "") or own_name
-        if name in draft.keys:
+        if name in draft.keys and (once or draft.keys[name] != expression):
             raise draft.refusal(node, f"the key {name} is listed twice", "list it once")
         draft.keys[name] = expression
 
 
-def _grouped(draft: Draft) -> list[exp.Expr]:
+def expand_sets(draft: Draft, group: exp.Expr) -> list[list[exp.Expr]]:
+    """What each set of GROUP BY lists; there is one, but for ROLLUP and its like."""
+    sets: list[list[exp.Expr]] = [[]]
+    for node in group.expressions:
+        inside = [
+            list(each.expressions) if isinstance(each, exp.Tuple) else [each.unnest()]
+            for each in node.expressions
+        ]
+        choices, sizes = [[node]], range(len(inside), -1, -1)
+        if isinstance(node, exp.Rollup):
+            choices = [[*chain(*inside[:size])] for size in sizes]
+        elif isinstance(node, exp.Cube) and 1 << len(inside) <= MOST_SETS:
+            choices = [[*chain(*some)] for size in sizes for some in combinations(inside, size)]
+        elif isinstance(node, exp.GroupingSets):
+            choices = inside
+        sets = [[*before, *more] for before in sets for more in choices]
+        if len(sets) > MOST_SETS or (choices == [[node]] and isinstance(node, exp.Cube)):
+            raise draft.refusal(group, "there are too many sets of keys", "name fewer")
+    return sets
+
+
+def _grouped(draft: Draft) -> list[list[exp.Expr]]:
     """What GROUP BY lists; ALL stands for every column of SELECT that is no aggregate."""
     group = draft.select.args.get("group")
     if group is None:
-        return []
+        return [[]]
     if not group.args.get("all"):
-        return list(group.expressions)
+        return expand_sets(draft, group)
     constants = exp.Literal | exp.Null | exp.Boolean
-    return [
+    listed = [
         item
         for item in draft.select.expressions
         if not any(find_calls(item, AGGREGATES))
         and not isinstance(item.unalias(), constants)
         and item.find(Over) is None
+        and not any(find_calls(item, GROUPING))
     ]
+    return [listed]
+
+
+def grouping_call(draft: Draft, call: exp.Expr, keys: dict[str, str]) -> exp.Expr:
+    """GROUPING(a) or GROUPING_ID(a, b) as an expression of the column `grouping_id`.
+
+    `keys`: their names by what they are.
+    """
+    if not draft.sets:
+        raise draft.refusal(
+            call,
+            f"{call_name(call)} tells several sets of keys apart, and there is one",
+            "use it with ROLLUP, CUBE or GROUPING SETS",
+        )
+    number = exp.column(GROUPING_ID, quoted=True)
+    order, two = list(draft.keys), exp.Literal.number(2)
+    bits: list[exp.Expr] = []
+    for argument in call.expressions or [exp.column(name, quoted=True) for name in order]:
+        text = canonical(substitute(draft, argument, draft.relation))
+        name = keys.get(text, argument.name if isinstance(argument, exp.Column) else "")
+        if name not in order:
+            raise draft.refusal(call, f"{text} is no key", f"name one of {', '.join(order)}")
+        place = exp.Literal.number(1 << len(order) - 1 - order.index(name))
+        shifted = exp.Anonymous(this="DIV", expressions=[number.copy(), place])
+        bits.append(exp.Anonymous(this="MOD", expressions=[shifted, two.copy()]))
+
+    def joined(before: exp.Expr, bit: exp.Expr) -> exp.Expr:
+        twice = exp.Mul(this=before, expression=two.copy())
+        return exp.Paren(this=exp.Add(this=twice, expression=bit))
+
+    return reduce(joined, bits)
 
 
 def _selected_item(draft: Draft, node: exp.Expr) -> exp.Expr:
@@ -136,6 +227,30 @@ def refuse_unit_as_key(draft: Draft) -> None:
                 )
 
 
+def refuse_unit_in_expressions(draft: Draft) -> None:
+    """Rows of a subquery per unit have no column of the unit: units are counted, no more."""
+    relation, unit = draft.relation, draft.parameters["privacy_unit_column"]
+    if relation.unit is None:
+        return
+    where = draft.select.args.get("where")
+    read = [] if where is None else [where]
+    for call in draft.aggregates.values():
+        argument = call.expressions[0]
+        distinct = isinstance(argument, exp.Distinct) or call_name(call) == "APPROX_COUNT_DISTINCT"
+        if not distinct or distinct_values(draft, call) is not None:
+            read.append(argument)
+    written = [(c, substitute(draft, c, relation)) for e in read for c in e.find_all(exp.Column)]
+    for column, made in [*written, *((each, each) for each in relation.where)]:
+        found = next((part for part in made.find_all(exp.Column) if part.name == unit), None)
+        if found is not None:
+            raise draft.refusal(
+                column if isinstance(column, exp.Column) else found,
+                f"{unit} is the privacy unit: no expression outside of a subquery per unit has it",
+                "leave it out, or filter rows in WHERE of the subquery; COUNT(*) counts its rows, "
+                f"COUNT(DISTINCT {unit}) units",
+            )
+
+
 def require_grouped_windows(draft: Draft) -> None:
     """With TUMBLE each window is a group of its own."""
     if draft.relation.window is not None and not draft.windowed:
@@ -155,6 +270,11 @@ def name_aggregates(draft: Draft) -> None:
         if _is_window_column(draft, item):
             if not draft.windowed:
                 raise _raw_column(draft, item)
+            _output(draft, item, plain.name)
+        elif isinstance(plain, exp.Column) and plain.name in draft.labels:
+            if item.alias_or_name != plain.name:
+                reason = f"{plain.name} keeps its name in what is published"
+                raise draft.refusal(item, reason, "leave the alias out")
             _output(draft, item, plain.name)
         elif call_name(plain) in AGGREGATES:
             name = item.alias if isinstance(item, exp.Alias) else _default_name(draft, plain)
@@ -202,7 +322,7 @@ def _computed_name(draft: Draft, item: exp.Expr, keys: dict[str, str]) -> str:
         )
     name = str(item.alias)
     taken = {f"{each}_stddev" for each in [*draft.outputs, *draft.aggregates]}
-    if name in {*draft.keys, *WINDOW_COLUMNS, *RELEASE_COLUMNS, "held"} | taken:
+    if name in {*draft.keys, *draft.labels, *WINDOW_COLUMNS, *RELEASE_COLUMNS, "held"} | taken:
         raise draft.refusal(item, f"two columns are named {name}", "name one with another AS")
     return name
 
@@ -211,6 +331,8 @@ def _published_expression(draft: Draft, node: exp.Expr, keys: dict[str, str]) ->
     """An expression in terms of published columns: keys, windows and (noisy) aggregates."""
 
     def publish(part: exp.Expr) -> exp.Expr:
+        if call_name(part) in GROUPING:
+            return grouping_call(draft, part, keys)
         if call_name(part) in AGGREGATES:
             return exp.column(_aggregate_name(draft, part), quoted=True)
         if isinstance(part, exp.Identifier | exp.Literal):
@@ -324,7 +446,7 @@ def _require_cells(draft: Draft, call: exp.Expr, arguments: list[exp.Expr]) -> N
     if len(arguments) != wanted or isinstance(arguments[0], exp.Star | exp.Distinct):
         takes = "a column" if wanted == 1 else "a column and a constant"
         raise draft.refusal(call, f"{function} takes {takes}", f"write {example}")
-    known = set() if function == "HISTOGRAM" else {BOUNDS, "leaves", "edges"}
+    known = set() if function == "HISTOGRAM" else {BOUNDS, "leaves", "edges", "mechanism"}
     for name in named.keys() - known:
         told = f"known are {', '.join(sorted(known))}" if known else f"write {example}"
         raise draft.refusal(call, f"{function} has no argument {name}", told)

@@ -20,6 +20,7 @@ from sqlglot.tokenizer_core import Token, TokenType
 
 from dpstream.errors import InvalidParameter, refuse_unwritable
 from dpstream.query.aggregates import Avg, Stddev, Sum, Variance
+from dpstream.query.grouping_sets import GROUPING_ID, NOT_SHOWN
 from dpstream.sql_compiler.functions import TRUNCATIONS
 from dpstream.sql_compiler.time_functions import DIFFERENCES, UNIT_FIRST
 
@@ -78,7 +79,14 @@ class WindowTable(exp.Expression):
         "this": True,
         "time": False,
         "expressions": False,
+        "parts": False,
     }
+
+
+class UnitSelect(exp.Expression):
+    """A SELECT in FROM that groups the rows of each unit; `number` in `Draft.unit_selects`."""
+
+    arg_types: ClassVar[dict[str, bool]] = {"number": True}
 
 
 class Item(exp.Expression):
@@ -211,15 +219,15 @@ class PrivateSql(Dialect):
             self._match_text_seq("DATA", "=>")
             self._match(TokenType.TABLE)
             table = self._parse_table()
-            if self._match(TokenType.PARTITION_BY):  # of a session, which is refused
-                self._parse_assignment()
+            parts = self._parse_assignment() if self._match(TokenType.PARTITION_BY) else None
             rest = self._parse_csv(self._parse_lambda) if self._match(TokenType.COMMA) else []
             if rest and all(isinstance(each, exp.Kwarg) for each in rest):
                 named = {each.this.name.upper(): each.expression for each in rest}
                 if set(named) <= set(_WINDOW_ARGUMENTS):
                     rest = [named[name] for name in _WINDOW_ARGUMENTS if name in named]
             time = rest.pop(0) if rest else None
-            return self.expression(WindowTable(kind=kind, this=table, time=time, expressions=rest))
+            made = WindowTable(kind=kind, this=table, time=time, expressions=rest, parts=parts)
+            return self.expression(made)
 
         def _parse_emit(self) -> Any:
             self._match(_EMIT)
@@ -239,6 +247,7 @@ class PrivateSql(Dialect):
             **generator.Generator.TRANSFORMS,
             PrivacyClause: lambda self, node: "WITH DIFFERENTIAL_PRIVACY",
             WindowTable: lambda self, node: f"{node.args['kind']}({self.sql(node, 'this')}, ...)",
+            UnitSelect: lambda self, node: "SELECT ... GROUP BY unit",
             KeysOf: lambda self, node: f"TABLE {self.sql(node, 'this')}",
             Emit: lambda self, node: "EMIT",
             Item: _item_text,
@@ -463,6 +472,8 @@ class Relation:
     """Tables that it is joined to, in order (`JoinClause`)."""
     union: list[Relation] = field(default_factory=list)
     """The branches of a UNION ALL that its rows come from; none: they come from `table`."""
+    unit: Any = None
+    """What its rows are made of, where a subquery groups the rows of each unit (`UnitRelation`)."""
 
 
 @dataclass(kw_only=True)
@@ -479,6 +490,8 @@ class Draft:
     parameters: dict[str, Any] = field(default_factory=dict)
     """Of the query, by their names in `Query`."""
     relation: Relation = field(default_factory=lambda: Relation(table=""))
+    unit_selects: list[exp.Expr] = field(default_factory=list)
+    """Subqueries that group the rows of each unit."""
     keys: dict[str, exp.Expr] = field(default_factory=dict)
     """Expressions of the source's columns to group by, by the name they are published under."""
     aggregates: dict[str, exp.Expr] = field(default_factory=dict)
@@ -491,10 +504,18 @@ class Draft:
     """Expressions with OVER of published columns, by the name they are published under."""
     outputs: list[str] = field(default_factory=list)
     """The columns of SELECT, in order."""
+    sets: list[tuple[str, ...]] = field(default_factory=list)
+    """The keys of each set, where GROUP BY has several."""
     windowed: bool = False
     """Is window_start or window_end grouped by?"""
     series: bool = False
     """Is it published through a time-series mechanism?"""
+
+    @property
+    def labels(self) -> list[str]:
+        """The columns that say which set a published row is of, where there are several."""
+        rest = [] if "public_groups" in self.parameters else [NOT_SHOWN]
+        return [GROUPING_ID, *rest] if self.sets else []
 
     @property
     def select(self) -> exp.Expr:

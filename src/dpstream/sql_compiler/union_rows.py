@@ -16,6 +16,7 @@ from dpstream.query.union_tables import TABLE
 from dpstream.sql_compiler.joined_rows import JoinedRows, TableSelect, table_select, with_joins
 from dpstream.sql_compiler.query_builder import QueryBuilder, RowPreparation
 from dpstream.sql_compiler.statement import Draft
+from dpstream.sql_compiler.unit_rows import PerUnitRows, per_unit_rows
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -146,8 +147,10 @@ def _is_told(table: pa.Table, name: str) -> bool:
 
 def prepared_rows(
     draft: Draft, builder: QueryBuilder
-) -> RowPreparation | JoinedRows | UnionRows | None:
+) -> RowPreparation | JoinedRows | UnionRows | PerUnitRows | None:
     """What becomes of the sources' rows before they are bounded; None: nothing."""
+    if draft.relation.unit is not None:
+        return per_unit_rows(draft, builder)
     branches = draft.relation.union
     rows = with_joins(draft, builder, always=bool(branches))
     if not branches or rows is None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from sqlglot import exp
 
 from dpstream.sql_compiler.expressions import known_functions
@@ -80,16 +82,13 @@ def refuse_unknown_clauses(draft: Draft) -> None:
         unknown = (f"{name} is not known here", "leave it out")
         raise draft.refusal(node, *_REFUSED_CLAUSES.get(name, unknown))
     group = draft.select.args.get("group")
-    if group is not None and (
-        present_args(group) - {"expressions", "all"}
-        or group.find(exp.Rollup, exp.Cube, exp.GroupingSets)
-    ):
+    if group is not None and {"expressions", "all"} <= present_args(group):
+        raise draft.refusal(group, "ALL stands alone", "list the columns, or ALL")
+    if group is not None and present_args(group) - {"expressions", "all"}:
         raise draft.refusal(
             group,
-            "only plain columns can be grouped by",
-            "run a query for each set of keys, or add up what is published, which costs nothing: "
-            "SELECT a, b, SUM(n) AS n FROM (SELECT WITH DIFFERENTIAL_PRIVACY ... GROUP BY a, b) "
-            "GROUP BY ROLLUP (a, b)",
+            "this GROUP BY is not known",
+            "group by columns, ROLLUP (a, b), CUBE (a, b) or GROUPING SETS ((a, b), (a), ())",
         )
 
 
@@ -175,7 +174,10 @@ def refuse_session_windows(draft: Draft) -> None:
             raise draft.refusal(
                 window,
                 "session windows begin and end with the rows of units: their edges are private",
-                "use TUMBLE, whose edges are public",
+                "use TUMBLE, whose edges are public; sessions of each unit stand in a subquery: "
+                "TUMBLE((SELECT user_id, session_start, COUNT(*) AS n FROM SESSION(clicks, "
+                "DESCRIPTOR(ts), INTERVAL '30' MINUTE) GROUP BY user_id, session_start), "
+                "DESCRIPTOR(session_start), INTERVAL '1' DAY)",
             )
 
 
@@ -241,7 +243,7 @@ _REFUSED_CALLS = (
         {
             *("VAR", "VAR_SAMP", "STDDEV_SAMP", "CORR", "COVAR_POP", "COVAR_SAMP"),
             *("QUANTILE", "PERCENTILE_DISC"),
-            *("BIT_AND", "BIT_OR", "LOGICAL_AND", "LOGICAL_OR", "GROUPING"),
+            *("BIT_AND", "BIT_OR", "LOGICAL_AND", "LOGICAL_OR"),
         },
         "is not offered",
         f"use one of {', '.join(AGGREGATES)}; variances are those of all rows",
@@ -295,12 +297,13 @@ def refuse_misplaced_aggregates(draft: Draft) -> None:
 
 
 def require_unit_and_budget(draft: Draft) -> None:
-    """Unit, epsilon and delta have no defaults."""
+    """Unit and epsilon have no defaults, nor has delta where keys are to be found or windows are
+    published again and again."""
     wanted = {
         "privacy_unit_column": ("which column names the protected unit", "user_id"),
         "epsilon": ("how much may be learned about a unit", "1"),
     }
-    if not draft.series:
+    if not draft.series and _needs_delta(draft):
         wanted["delta"] = ("with which chance more may be learned", "1e-9")
     for option, (meaning, example) in wanted.items():
         if option not in draft.parameters:
@@ -309,6 +312,16 @@ def require_unit_and_budget(draft: Draft) -> None:
                 f"{option} is missing: {meaning}",
                 f"add {option} = {example} to OPTIONS",
             )
+
+
+def _needs_delta(draft: Draft) -> bool:
+    """Are keys to be found, or windows published again and again?"""
+    emit, group = draft.select.args.get("emit"), draft.select.args.get("group")
+    if isinstance(emit, Emit) and emit.args.get("every"):
+        return True
+    keys = [] if group is None else group.expressions
+    public = "public_groups" in draft.parameters
+    return not public and any(key.name not in ("window_start", "window_end") for key in keys)
 
 
 _PERIODS = "periods would be cut at other times"
@@ -321,10 +334,13 @@ _SOURCE_COLUMNS = {
 
 def require_source_columns(draft: Draft) -> None:
     """Unit and times are columns of the source: no expression, no other table's column."""
-    relation = draft.relation
+    unit = draft.relation.unit
     for parameter, (what, why) in _SOURCE_COLUMNS.items():
         if parameter not in draft.parameters:
             continue
+        relation = draft.relation
+        if unit is not None and parameter != "privacy_unit_column":  # of the rows that are grouped
+            relation = replace(unit.rows, window=relation.window)
         name = draft.parameters[parameter]
         node = node_of(draft.clause, parameter) or relation.window
         if not isinstance(name, str):

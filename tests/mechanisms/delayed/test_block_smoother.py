@@ -6,6 +6,7 @@ import pytest
 import dpstream as dps
 from dpstream.audit.replay import record
 from dpstream.mechanisms import BlockSmoother, ContinGroup
+from dpstream.mechanisms.parts import block_filter
 from dpstream.mechanisms.parts.block_filter import (
     MODELS,
     SPREAD,
@@ -91,6 +92,37 @@ def test_the_deviation_tells_how_far_off_it_is():
 
     assert (off < 3).mean() > 0.95
     assert np.median(off) > 0.1
+
+
+@pytest.mark.parametrize("delay", [8, 50])
+def test_scatter_that_blocks_hide_is_in_the_deviation(delay, monkeypatch):
+    """Uniform numbers: a block's mean hardly shows them, and a bar of the mixture alone is short.
+
+    1,500 values: nine in ten with four deviations of room, for a fixed secret.
+    """
+    values = np.random.default_rng(4).uniform(0, 1_000, 1_500)
+
+    def held():
+        smoother = BlockSmoother(epsilon=1, delay=delay, **RANGE)
+        series = dps.release(smoother, values, secret=SECRET, run_id=RUN)
+        return (np.abs(series.values[:, 0] - values) <= 2 * series.stddev[:, 0]).mean()
+
+    doubted = held()
+    monkeypatch.setattr(block_filter, "_DOUBT", 1.0)
+
+    assert 0.9 < doubted < 0.995
+    assert held() < 0.9
+
+
+def test_doubt_ends_when_blocks_speak_against_it():
+    """Nothing is known at first: nearly all of a uniform number's variance. Quiet blocks end it."""
+    at_first = Beliefs.none(1, 8)
+    quiet = at_first
+    for k in range(400):
+        quiet = quiet.learn(np.array([0.5]), first=k, steps=1, scale=0.01)
+
+    assert SPREAD / 2 < at_first.doubt()[0] < SPREAD
+    assert quiet.doubt()[0] < SPREAD / 100
 
 
 def test_blocks_without_noise_are_met_and_joined():

@@ -145,6 +145,33 @@ def test_two_deviations_hold_most_counts(name):
     assert too_few.mean() < 0.9
 
 
+def test_deviations_hold_where_a_stream_turns_on_and_off(monkeypatch):
+    """Every ten steps in the mean; what models remember of a level is too sure of itself."""
+    on = np.cumsum(np.random.default_rng(5).random((900, 1)) < 0.1, axis=0) % 2
+    block = np.random.default_rng(6).poisson(5_000 * on)
+
+    def covered():
+        series = dps.release(Pacer(epsilon=0.9, window=120), block, secret=SECRET, run_id=RUN)
+        return (np.abs(series.values - block) <= 2 * series.stddev).mean()
+
+    doubted = covered()
+    monkeypatch.setattr(pacer_jumps, "_doubt", lambda *_: None)
+
+    assert 0.92 < doubted <= 0.99
+    assert covered() < 0.88
+
+
+def test_a_new_level_is_as_uncertain_as_its_releases():
+    """A bank that was at this level before is not surer of it than what was seen since says."""
+    again = [*QUIET, *[5_000 + n for n in QUIET], *QUIET[:3]]
+    jumps, bank, belief = learnt(again)
+    since = (belief.count - np.mean(QUIET[:3])) ** 2 + 2 * SCALE**2 / 3
+
+    assert jumps.fresh[0, 0] == 3
+    assert belief.variance[0] == pytest.approx(since[0], rel=1e-9)
+    assert later(bank, 0.0, GRID).variance[0] < since[0]
+
+
 def test_the_deviation_grows_while_a_count_is_held():
     """Each held step is further from the last release."""
     block = np.random.default_rng(3).poisson(900, (300, 1))

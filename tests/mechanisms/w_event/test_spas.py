@@ -8,7 +8,14 @@ import pytest
 import dpstream as dps
 from dpstream.errors import InvalidParameter
 from dpstream.mechanisms import Spas
-from dpstream.mechanisms.w_event.spas import AllHistory, Decayed, TwoWindows
+from dpstream.mechanisms.w_event.spas import (
+    AllHistory,
+    Decayed,
+    TwoWindows,
+    best_count,
+    window_variance,
+)
+from dpstream.privacy.state.identity import canonical
 from tests.mechanisms.steering import Steering, drive
 from tests.support.fixed import RUN, SECRET
 from tests.support.long import part_of
@@ -137,3 +144,60 @@ def test_unknown_updates_are_refused():
     """The error names the choices."""
     with pytest.raises(InvalidParameter, match="two_windows, all or decay"):
         Spas(epsilon=1, window=5, update="latest")
+
+
+def test_later_parameters_at_their_defaults_change_no_noise():
+    """A run is known by its parameters; those that came later stand there only if they differ."""
+    plain = {"epsilon": 1, "window": 4}
+    given = [Spas(**plain, **more) for more in ({}, {"theta": F(1, 3)}, {"decay_base": 3})]
+    given.append(Spas(**plain, testing_share=F(1, 3)))
+    texts = [canonical(one) for one in given]
+
+    assert "theta" not in texts[0] + texts[2]
+    assert ["1/3" in text for text in texts] == [False, True, False, True]
+    assert "decay_base" in texts[2]
+    assert len(set(texts)) == 4
+
+
+@pytest.mark.parametrize("theta", [F(1, 4), F(1, 3), F(1, 2), F(3, 4)])
+def test_the_count_is_where_the_windows_variance_is_least(theta):
+    """Theorem 1 of the paper, against the function that it minimises; and it is the one used."""
+    for variance in (1.0, 10.0, 1e4, 1e7):
+        best = best_count(variance, 0.75, 40, float(theta))
+        grid = np.linspace(0, 2 * best + 1, 20_001)
+        errors = [window_variance(c, variance, 0.75, 40, float(theta)) for c in grid]
+        assert abs(grid[int(np.argmin(errors))] - best) <= grid[1] - grid[0]
+        used = Spas(epsilon=1, window=40, theta=theta)._count(variance)
+        assert used == max(1, min(40, round(best)))
+
+
+@pytest.mark.parametrize("base", [2, F(3, 2), 10])
+def test_decay_divides_by_its_base_for_every_window(base):
+    """Equation 3 of the paper, over all changes at once, is what w sums give."""
+    rng, window = np.random.default_rng(3), 4
+    steps = np.flatnonzero(rng.random(50) < 0.4)
+    moves = rng.integers(0, 100, len(steps))
+    kept = Decayed(phases=np.zeros(window), base=float(base))
+    for step, move in zip(steps, moves, strict=True):
+        kept = kept.add(int(step), np.array([0]), np.array([move]))
+    windows = np.ceil((steps[-1] - steps) / window)
+    wanted = (float(base) ** -windows * moves**2).sum() / len(steps)
+
+    assert kept.variance() == pytest.approx(wanted, rel=1e-12)
+
+
+def test_tests_get_the_share_that_they_are_given():
+    """And publications the rest; the warm-up shares it."""
+    steering = steered(())
+    drive(Spas(epsilon=1, window=50, testing_share=F(1, 2)), np.zeros((50, 2), int), steering)
+
+    assert [paid for paid in steering.paid(50) if paid] == [F(1, 6)] * 3
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"theta": 0}, {"theta": 2}, {"decay_base": 1}, {"testing_share": 1}]
+)
+def test_parameters_out_of_range_are_refused(wrong):
+    """Each by its name."""
+    with pytest.raises(InvalidParameter, match=next(iter(wrong))):
+        Spas(epsilon=1, window=4, **wrong)

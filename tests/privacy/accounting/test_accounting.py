@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import norm
 
 from dpstream.errors import InvalidParameter
 from dpstream.privacy.accounting.accountant import FloatError, delta_of, with_float_error
@@ -18,8 +19,11 @@ from dpstream.privacy.accounting.calibration import (
     split_budget,
 )
 from dpstream.privacy.accounting.curves import (
+    choice_epsilon,
+    choice_mu_above,
     gdp_delta,
     gdp_epsilon,
+    pure_mu_above,
     pure_rho_above,
     zcdp_delta,
     zcdp_epsilon,
@@ -116,6 +120,43 @@ def test_tree_noise_of_the_continual_group_by(levels, expected):
     rho = float(rho_for(epsilon=3, delta=1e-9 / 3))
 
     assert 32 * math.sqrt(levels / (2 * rho)) == pytest.approx(expected, abs=5e-4)
+
+
+def coin_delta(one, two, epsilon):
+    """Of coins that fall on heads with these chances."""
+    return sum(max(p - math.exp(epsilon) * q, 0) for p, q in ((one, two), (1 - one, 1 - two)))
+
+
+@pytest.mark.parametrize("epsilon", [0.01, 0.3, 1, 2.5, 8])
+def test_pure_mechanisms_and_choices_are_gdp(epsilon):
+    """No hockey stick of randomised response, or of coins whose log-odds differ by epsilon (which
+    is what bounds a choice), is above that of normals mu apart; 1% closer, one is."""
+
+    def log_odds(x):
+        return 1 / (1 + math.exp(-x))
+
+    respond = [(log_odds(epsilon), log_odds(-epsilon))]
+    coins = [(log_odds(x + epsilon), log_odds(x)) for x in np.linspace(-epsilon, 0, 41) - 0.0]
+    far = [(log_odds(x + epsilon), log_odds(x)) for x in (-12, -6, 3, 9)]
+    for laws, mu in ((respond, pure_mu_above(epsilon)), (coins + far, choice_mu_above(epsilon))):
+        above = below = False
+        for one, two in [*laws, *((b, a) for a, b in laws)]:
+            for at in np.linspace(0, epsilon, 60):
+                delta = coin_delta(one, two, at)
+                above |= delta > gdp_delta(mu=mu, epsilon=at) + 1e-12
+                below |= delta > gdp_delta(mu=float(mu) * 0.99, epsilon=at) + 1e-12
+        assert not above
+        assert below
+    assert choice_mu_above(choice_epsilon(epsilon)) <= epsilon
+    assert float(choice_mu_above(choice_epsilon(epsilon))) == pytest.approx(epsilon, rel=1e-6)
+
+
+def test_the_slope_of_normal_scores_of_coins_falls_away_from_the_middle():
+    """k(z) of the proof is above 0, and its derivative changes sign once."""
+    z = np.linspace(1e-3, 8, 4000)
+    phi, up, down = norm.pdf(z), norm.cdf(z), norm.sf(z)
+    assert (phi * (up - down) - z * up * down > 0).all()
+    assert (np.diff(np.sign(2 * phi**2 - up * down)) != 0).sum() == 1
 
 
 def test_discrete_gaussians_are_not_gdp():

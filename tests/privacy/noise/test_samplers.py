@@ -32,6 +32,7 @@ from dpstream.privacy.noise.exact_samplers import (
     MAX_SCALE,
     REJECTED,
     UNSURE,
+    choose_each,
     weighted,
 )
 
@@ -259,6 +260,23 @@ def test_fast_and_exact_paths_agree_bit_for_bit(name: str):
     exact = SAMPLERS[name](fresh(f"paths {name}", 300), ALWAYS_EXACT)
 
     np.testing.assert_array_equal(fast, exact)
+
+
+def steps_from(which, candidates):
+    """Gaps of draws that prefer 0, 1 or 2, each in turn."""
+    return 3 * np.abs(candidates - which % 3)
+
+
+def test_each_draw_chooses_by_its_own_gaps():
+    """Against the exact pmf of each kind of draw; a slope that is 3% off is seen."""
+    drawn = choose_each(fresh("choices", SAMPLES), 9, steps_from, Fraction(1, 7))
+    for kind in range(3):
+        mine = drawn[kind::3]
+        for slope, right in ((Fraction(1, 7), True), (Fraction(1, 7) * OFF, False)):
+            weights = np.exp(-steps_from(kind, np.arange(9)) * float(slope))
+            assert (p_value(mine, np.arange(9), weights) > FALSE_ALARM) is right
+    exact = choose_each(fresh("choices", 300), 9, steps_from, Fraction(1, 7), margin=ALWAYS_EXACT)
+    assert exact.tolist() == drawn[:300].tolist()
 
 
 def test_choices_agree_bit_for_bit():

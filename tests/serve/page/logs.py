@@ -52,6 +52,8 @@ GROUP BY window_start
 EMIT EVERY INTERVAL '3' HOUR'''
 [[query]]
 name = "hourly"
+title = "Visits by the hour"
+description = "Three pages, at all hours."
 sql = '''
 SELECT WITH DIFFERENTIAL_PRIVACY
        OPTIONS (epsilon = 1, privacy_unit = 'w_event', w = 24, privacy_unit_column = user,

@@ -1,5 +1,6 @@
 """The page over three published days: chart, keys, windows, budget, what-if, explanation."""
 
+import math
 import re
 
 import pytest
@@ -161,10 +162,145 @@ def test_windows_are_chosen(visit, story):
     assert set(names(page)) == set(PAGES)
 
     page.select_option("#window", "all")
-    until(page, "document.querySelector('#readout').textContent.includes('4 May')")
+    until(page, "document.querySelector('#readout').textContent.includes('window: from 3 May')")
     page.click("#as-table summary")
     page.wait_for_selector("#chart-table tbody tr")
-    assert page.locator("#chart-table tbody tr").count() == 3
+    dates = page.locator("#chart-table tbody th").all_inner_texts()
+    assert [date.split(" 2024")[0] for date in dates] == ["3 May", "2 May", "1 May"]
+    assert page.is_hidden("#open-note")
+
+
+def test_a_window_that_goes_on_stands_apart(visit, story):
+    """It is marked, and no line leads down to it."""
+    page = visit(story.url)
+    told = story.get("api/queries/pages/series?window=all&id=" + first_id(story))
+    for line in told["series"]:
+        line["points"][-1] |= {"final": False, "values": {"visitors": 1, "seconds": 1}}
+    page.route("**/series*", lambda route: route.fulfill(json=told))
+    page.select_option("#window", "all")
+    page.wait_for_selector("#open-note:visible")
+
+    assert page.locator(".chip-value").first.inner_text().endswith("so far")
+    # of a line from the second day down to 1 nothing is there: the picture's last third stays empty
+    empty = page.evaluate(
+        """() => {
+          const canvas = document.querySelector("#chart canvas");
+          const [x, y] = [canvas.width * 0.76, canvas.height * 0.2];
+          const [width, height] = [canvas.width * 0.12, canvas.height * 0.6];
+          const pixels = canvas.getContext("2d").getImageData(x, y, width, height).data;
+          const line = document.querySelector("#legend .sample line");
+          const colour = getComputedStyle(line).stroke.match(/\\d+/g).map(Number);
+          for (let at = 0; at < pixels.length; at += 4)
+            if (colour.every((part, place) => Math.abs(pixels[at + place] - part) < 32)
+                && pixels[at + 3] > 200) return false;
+          return true;
+        }"""
+    )
+    assert empty
+
+
+def first_id(site):
+    """The key that is charted first."""
+    return site.get("api/queries/pages/latest?limit=1")["rows"][0]["id"]
+
+
+def test_a_part_of_the_time_is_looked_at(visit, story):
+    """By buttons, by keys, by dragging; the address has it, and all of it comes back."""
+    page = visit(story.url)
+    assert page.is_hidden("#zoom-off")
+    page.click("#zoom-in")
+    until(page, "/zoom=\\d+-\\d+/.test(location.hash)")
+    zoomed = page.evaluate("location.hash")
+    page.click("#pan-on")
+    until(page, "before => location.hash !== before", zoomed)
+    page.click("#pan-back")
+    until(page, "before => location.hash === before", zoomed)
+    page.reload()
+    page.wait_for_selector("#zoom-off:visible")
+    assert page.evaluate("location.hash") == zoomed
+    page.click("#zoom-off")
+    until(page, "!location.hash.includes('zoom')")
+
+    box = page.locator("#chart canvas").bounding_box()
+    page.mouse.move(box["x"] + box["width"] * 0.4, box["y"] + 50)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] * 0.7, box["y"] + 60, steps=4)
+    page.mouse.up()
+    until(page, "location.hash.includes('zoom')")
+    page.click("#older")
+    until(page, "!location.hash.includes('zoom')")
+
+
+def test_a_log_scale_keeps_the_lines(visit, story):
+    """It is in the address; the lines are there in both."""
+    page = visit(story.url)
+    page.check("#log")
+    until(page, "location.hash.includes('scale=log')")
+    until(page, f"() => Math.min(...({PAINTED})()) > 100")
+    page.uncheck("#log")
+    until(page, "!location.hash.includes('scale')")
+    assert min(page.evaluate(PAINTED)) > 100
+
+
+def test_the_change_since_the_window_before_has_its_margin(visit, story):
+    """Of the same release of the day before; both noises are in it."""
+    page = visit(story.url)
+    page.check("#against")
+    page.wait_for_selector("#against-note:visible")
+    id_ = first_id(story)
+    points = [
+        story.get(f"api/queries/pages/series?window={window}&id={id_}")["series"][0]["points"][-1]
+        for window in (2, 1)
+    ]
+    values, spreads = ([p[kind]["visitors"] for p in points] for kind in ("values", "stddev"))
+    change = with_margin(values[0] - values[1], 2 * math.hypot(*spreads))
+
+    assert f"({change})" in page.locator(".chip-value").first.inner_text().replace("(+", "(")
+    page.select_option("#window", "all")
+    page.wait_for_selector("#against-label", state="hidden")
+
+
+def test_a_reader_is_told_when_a_key_is_large_for_certain(visit, story):
+    """Once; a number within its margin is not certain. It is kept in the browser alone."""
+    page = visit(story.url)
+    row = story.get("api/queries/pages/latest?limit=1")["rows"][0]
+    value, stddev = row["values"]["visitors"], row["stddev"]["visitors"]
+    page.locator("#keys .name").first.click()
+    for level in (value - stddev, value - 3 * stddev):
+        page.fill(".watch input", str(round(level, 3)))
+        page.click(".watch button[type=submit]")
+    page.wait_for_selector(".watches li:nth-child(2)")
+    page.click("#detail-close")
+    page.wait_for_selector("#told:visible")
+    assert f"above {round(value - 3 * stddev, 3):g}"[:9] in page.inner_text("#told-text")
+    page.click("#told-close")
+    page.reload()
+    page.wait_for_selector("#status[data-state=live]")
+    assert page.is_hidden("#told")
+    page.locator("#keys .name").first.click()
+    for _ in range(2):
+        page.locator(".watches button").first.click()
+    assert page.locator(".watches li").count() == 0
+
+
+def test_a_chart_stands_alone_in_a_frame(visit, story):
+    """With its numbers and marks; everything around it is left out."""
+    page = visit(f"{story.url}#query=pages&embed=")
+    page.wait_for_selector("#legend .chip")
+
+    for hidden in ("#queries", "#keys-card", "#explain-card", ".side", "footer"):
+        assert page.is_hidden(hidden)
+    assert min(page.evaluate(PAINTED)) > 100
+
+
+def test_a_query_has_a_title_and_a_description(visit, story):
+    """Where the pipeline file says them; the name stays in addresses."""
+    page = visit(story.url)
+    page.click("text=Visits by the hour")
+    until(page, "document.querySelector('#title').textContent === 'Visits by the hour'")
+
+    assert page.inner_text("#description") == "Three pages, at all hours."
+    assert "query=hourly" in page.url
 
 
 def test_another_number_and_another_query_are_chosen(visit, story):

@@ -7,12 +7,14 @@ Their state directory stays whole, however strictly it is guarded: one piece rem
 across a restart, which is what the loss of a file comes to where nobody notices.
 
 Ledgers that are forked, or forget a charge, claim their total for everything that is published of
-the dataset. True: the losses of all runs add up, whoever has written them down.
+the dataset. So do those that give a period, or a place that is held in it, to more than one run.
+True: the losses of all runs add up, whoever has written them down.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -31,8 +33,11 @@ from dpstream.engines.embedded.series_run import SeriesRun
 from dpstream.errors import LedgerError
 from dpstream.group_by.bounding import FIRST, KEPT, KeepMask, StepRows, UnitBucket
 from dpstream.group_by.flow import Flow
+from dpstream.group_by.groups import GroupBucket
 from dpstream.group_by.perturb import NoisySums
 from dpstream.group_by.series_counts import StepCounts
+from dpstream.privacy.accounting.calibration import round_down
+from dpstream.privacy.accounting.curves import choice_epsilon
 from dpstream.privacy.ledger.charges import Charge, Terms
 from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.query_spend import NoiseStreams
@@ -46,7 +51,15 @@ from dpstream.query.query import Bounds
 from dpstream.query.row_spec import RowSpec
 from dpstream.query.schedule import DueRelease
 from dpstream.records import Integers, Reals, Words
-from dpstream.rows.row_batch import RejectedRows, RowKeys, Rows, RowSlice, id_order
+from dpstream.rows.row_batch import (
+    RejectedRows,
+    RowKeys,
+    Rows,
+    RowSlice,
+    among,
+    id_order,
+    rows_at,
+)
 from dpstream.rows.row_ids import RowIds, column_ids
 from dpstream.rows.row_reader import RowReader
 
@@ -80,13 +93,58 @@ class LevelsChargedOnce(NoisePlan):
         return (*shares[:first], *levels, *shares[first + depth :])
 
 
+class ChoiceChargedOnce(NoisePlan):
+    """A leaf is chosen in each group and at each release as if there were one choice in all.
+
+    True: a unit moves the choices of all its groups, at every release from its rows on.
+    """
+
+    def _choice_epsilon(self, column: int, releases: int) -> Fraction:
+        """That of a query with one group and one release."""
+        return round_down(choice_epsilon(math.sqrt(self.shares[column])))
+
+
+class PureNoiseInL2(NoisePlan):
+    """Laplace noise for what a unit moves in L2.
+
+    True: its epsilon is what it moves in L1, the square root of its groups times more.
+    """
+
+    def _total(self, measure: Measure) -> Fraction:
+        return self._sensitivity(measure)
+
+
+class SetsChargedOnce(NoisePlan):
+    """Each of several sets of keys gets all that the sets have together.
+
+    True: a row counts once in every set, so s sets lose s times what one does.
+    """
+
+    @cached_property
+    def shares(self) -> tuple[Fraction, ...]:
+        """Those of the plan, for sets as many times as there are."""
+        sets = len(self.query.grouping_sets)
+        both = zip(super().shares, self.sets, strict=True)
+        return tuple(share * (1 if names is None else sets) for share, names in both)
+
+
+class TotalsLikeParts(NoisePlan):
+    """Noise on the totals of a set of fewer keys as if a unit's rows still lay in several groups.
+
+    True: all of them may be in one, so n groups of one row move a total by n, not by sqrt(n).
+    """
+
+    def _sensitivity(self, measure: Measure, names: tuple[str, ...] | None = None) -> Fraction:
+        return super()._sensitivity(measure)
+
+
 class TailPerTrigger(NoisePlan):
     """Key selection with the tail of all releases given to each, as DP-SQLP prints it.
 
     True: T releases may each show a key that nobody should see, so up to T times the tail.
     """
 
-    def _quantiles(self, releases: int) -> Reals:
+    def _quantiles(self, releases: int, names: tuple[str, ...] | None = None) -> Reals:
         one: Reals = super()._quantiles(1)
         return np.full(releases, one[0])
 
@@ -149,8 +207,8 @@ class NoiseForOneDroppedRow(NoisePlan):
     True: a factor is missing, so the total's part of mu grows by it.
     """
 
-    def _sensitivity(self, measure: Measure) -> Fraction:
-        true = super()._sensitivity(measure)
+    def _sensitivity(self, measure: Measure, names: tuple[str, ...] | None = None) -> Fraction:
+        true = super()._sensitivity(measure, names)
         return true / self.query.most_dropped if measure.kind == "dropped" else true
 
 
@@ -160,9 +218,9 @@ class NoiseBelowReach(NoisePlan):
     True: a unit in four of them moves the counts by twice what the noise is for.
     """
 
-    def _sensitivity(self, measure: Measure) -> Fraction:
+    def _sensitivity(self, measure: Measure, names: tuple[str, ...] | None = None) -> Fraction:
         if measure.kind != "units":
-            return super()._sensitivity(measure)
+            return super()._sensitivity(measure, names)
         return units_change(rows=1, groups=1)
 
 
@@ -189,6 +247,71 @@ class OnlyTouchedKeys(Flow):
             noisy.select(np.array([group.tobytes() in touched for group in noisy.ids], bool))
             for noisy in super().perturb(due, spend)
         ]
+
+
+class RememberedOnceTouched(Flow):
+    """Shows a remembered key from the release on at which somebody has a row in it.
+
+    True: no threshold stands between the first unit of a window and its table.
+    """
+
+    def __init__(self, *args: Any, **facts: Any) -> None:
+        super().__init__(*args, **facts)
+        self._waiting: dict[int, tuple[Words, pa.Table]] = {}
+
+    def begin_window(self, window: int, ids: Words, keys: pa.Table | None) -> None:
+        """Wait for its rows."""
+        if keys is not None:
+            self._waiting[window] = ids, keys
+
+    def perturb(self, due: DueRelease, spend: NoiseStreams) -> list[NoisySums]:
+        """Only keys that have rows by now."""
+        ids, keys = self._waiting.get(due.window, (np.zeros((0, 2), np.uint64), None))
+        for bucket in self.groups(due.window):
+            used = bucket.table.used
+            touched = among(ids, bucket.table.ids[:used][bucket.table.numbers[:used, 0] > 0])
+            if keys is not None:
+                super().begin_window(due.window, ids[touched], keys.filter(pa.array(touched)))
+        return super().perturb(due, spend)
+
+
+class ForgottenByExactCounts(Flow):
+    """Forgets a remembered key at the end of a window in which nobody had a row in it.
+
+    True: whether the next window shows it says that somebody had.
+    """
+
+    def _remember(self, step: int, due: DueRelease, noisy: Sequence[NoisySums]) -> None:
+        """Forget at once what had no rows."""
+        super()._remember(step, due, noisy)
+        known = self.remembered
+        if known is None or known.keys is None or due.release < due.releases:
+            return
+        buckets = self.groups(due.window)
+        have = np.concatenate([b.ids(np.flatnonzero(b.sums(_all(b))[:, 0] > 0)) for b in buckets])
+        kept = among(known.ids, have)
+        known.ids, known.keys = known.ids[kept], known.keys.filter(pa.array(kept))
+        known.sizes, known.missed = known.sizes[kept], known.missed[kept]
+
+
+class RemembersActiveKeys(Flow):
+    """Remembers keys that were looked at, and not only those that were shown.
+
+    True: one unit alone makes a key that the next window shows.
+    """
+
+    def _remember(self, step: int, due: DueRelease, noisy: Sequence[NoisySums]) -> None:
+        """Take all active keys in."""
+        every = [
+            NoisySums(ids=b.ids(_all(b)), since=_all(b), sums=b.sums(_all(b)), groups=_all(b))
+            for b in self.groups(due.window)
+        ]
+        super()._remember(step, due, every)
+
+
+def _all(bucket: GroupBucket) -> Integers:
+    """The numbers of its active groups."""
+    return np.arange(len(bucket.active))
 
 
 class WatermarkFromData(RowReader):
@@ -249,6 +372,31 @@ class BoundedBeforeJoin(RowReader):
         copies = np.empty(len(order), np.uint64)
         copies[order] = np.arange(len(order)) - first
         return replace(rows, units=rows.units ^ copies[:, None]), rejects
+
+
+class InnerRowsAmongFew(RowReader):
+    """Keeps inner rows only of groups that at most nine units are in: it looks at others.
+
+    True: one unit more, and nine others are gone.
+    """
+
+    def inner_rows(self, rows: Rows, where: str) -> tuple[Rows, RejectedRows]:
+        """Those of groups with few rows."""
+        inner, unused = super().inner_rows(rows, where)
+        _, group, sizes = np.unique(inner.groups, axis=0, return_inverse=True, return_counts=True)
+        return rows_at(inner, np.flatnonzero(sizes[group.reshape(-1)] <= 9)), unused
+
+
+class UnitOfEachWindow(Flow):
+    """Takes the inner rows of a unit in each window for those of another unit.
+
+    True: a unit for ever is in as many groups as there are windows, and noise is for one.
+    """
+
+    def rows_of_step(self, *args: Any) -> Iterator[tuple[int, int, Rows]]:
+        """The same rows, their units with the number of the window."""
+        for window, period, rows in super().rows_of_step(*args):
+            yield window, period, replace(rows, units=rows.units ^ np.uint64(window + 1))
 
 
 def units_as_text(table: pa.Table) -> TableSource:
@@ -393,6 +541,38 @@ def ledger_without_begun_periods(path: Path, number: int) -> Path:
         kept = [record for record in old.history(DATASET) if "begun" not in record]
     Journal.write_new(copy, kept, kind="ledger", error=LedgerError)
     return copy
+
+
+class LedgerWithoutLastPeriods(Ledger):
+    """A ledger that lets a run go on beyond the last period that it was to begin.
+
+    True: its later periods were given to another run, so that k such runs draw a period k times.
+    """
+
+    def note_begun(self, dataset: str, run: str, period: int) -> None:
+        """Note the last period that was agreed on, whatever is drawn."""
+        until = self.known(run).until
+        super().note_begun(dataset, run, period if until is None else min(period, until))
+
+
+class LedgerOfFreePlaces(Ledger):
+    """A ledger in which whoever takes a place that was held is not charged: the place was paid for.
+
+    True: the run that held it is voided, so that there is room for one more.
+    """
+
+    def charge(self, dataset: str, charge: Charge, *rest: Any, **facts: Any) -> bool:
+        """Give the place back, and write nothing down."""
+        if not (held := facts.pop("instead_of", "")):
+            return super().charge(dataset, charge, *rest, **facts)
+        if self.known(held).ended is None:
+            self.void(dataset, held, because="it is taken", who="audit")
+        return True
+
+    def limit(self, dataset: str, run: str, until: int | None, **said: str) -> None:
+        """End what has a charge."""
+        if any(line["run"] == run for book in self.report() for line in book["spent_on"]):
+            super().limit(dataset, run, until, **said)
 
 
 def _copy_ledger(path: Path, copy: Path, *, forgotten: int) -> Path:

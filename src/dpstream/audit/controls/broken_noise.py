@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 
@@ -11,13 +12,18 @@ from dpstream.audit.mechanism_samplers import PooledSpend, unlimited_spend
 from dpstream.mechanisms.base import HistogramMechanism, Spender
 from dpstream.mechanisms.counters.blt import BltCounter
 from dpstream.mechanisms.counters.factorised_counter import BufferedCoder
+from dpstream.mechanisms.pan_private import PanPrivateRunner
 from dpstream.mechanisms.parts.publish_or_hold import BudgetWindow
 from dpstream.mechanisms.w_event.budget_distribution import (
     BudgetDistribution,
     BudgetDistributionState,
 )
 from dpstream.mechanisms.w_event.uniform import Uniform
+from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.sensitivity import histogram_change
+from dpstream.privacy.spend import Spend
+from dpstream.privacy.state import Secret
+from dpstream.privacy.state.secret import derive
 from dpstream.records import Integers, Reals, Release
 
 ABOVE, BELOW, STOPPED = 1.0, 0.0, np.nan
@@ -65,6 +71,52 @@ class RedrawnNoise:
             _, releases = self.mechanism.step(None, np.repeat(data[0], runs), spend)
             copies.append(releases[0].values)
         return np.stack(copies, axis=1)
+
+
+class _Ratchet(PanPrivateRunner):
+    """Each key follows from the one before, which is in memory until then."""
+
+    key = b""
+
+    def _new_key(self) -> bytes:
+        self.key = derive(self.key, b"next") if self.key else Secret.of(self.first).key("ratchet")
+        return self.key
+
+    def __init__(self, first: bytes, **asked: Any) -> None:
+        self.first = first
+        super().__init__(**asked)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RatchetedNoise:
+    """One step, counted under noise, whose keys are k' = PRF(k): past ones are forgotten.
+
+    What is wrong: who sees k in the middle of the step knows the noise that is drawn at its end,
+    takes it off the release, and has the events that came after the look, exactly.
+    """
+
+    mechanism: Uniform
+
+    def __call__(self, data: Integers, runs: int, secret: bytes) -> Reals:
+        """Runs x events after the look, as the intruder computes them; row 0 came before it."""
+        return np.array([self._look(data, derive(secret, b"%d" % run)) for run in range(runs)])
+
+    def _look(self, data: Integers, first: bytes) -> Reals:
+        asked = {"mechanism": self.mechanism, "bins": data.shape[1], "intrusion": 1}
+        runner = _Ratchet(first, **asked)
+        runner.count(np.repeat(np.arange(data.shape[1]), data[0]))
+        seen, key = runner._counts.copy(), runner.key
+        runner.count(np.repeat(np.arange(data.shape[1]), data[1]))
+        release = runner.end_step()
+        return release.values - self._noise(runner, derive(key, b"next"), len(seen)) - seen
+
+    def _noise(self, runner: _Ratchet, key: bytes, bins: int) -> Reals:
+        """What the mechanism draws under a key, from a book of the intruder's own."""
+        book = Ledger()
+        book.open("own", self.mechanism.terms())
+        spend = Spend(run=runner.run_id, key=key, ledger=book, dataset="own")
+        spend.begin(0, lambda _: "")
+        return self.mechanism.step(None, np.zeros(bins, np.int64), spend)[1][0].values
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -60,6 +60,11 @@ class ParquetFile:
         """The types; a string column may be delivered as a dictionary of strings."""
         return {field.name: plain_type(field.type) for field in self._schema}
 
+    @property
+    def row_count(self) -> int:
+        """All its rows, as its footer says."""
+        return int(self._file.metadata.num_rows)
+
     def read(self, position: Position, columns: Columns, until: Position = None) -> Batch:
         """The rest of a row group, or its next slice."""
         known = self._schema.names

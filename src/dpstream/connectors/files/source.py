@@ -9,8 +9,9 @@ import os
 import time
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from contextlib import suppress
+from copy import copy
 from datetime import timedelta
 from itertools import count
 from pathlib import Path
@@ -41,6 +42,7 @@ _MOST_OPEN = 32
 _LONGEST_REASON = 300
 _RELIST = 10.0  # seconds after which a directory is listed though its time says that nothing came
 _MANY, _PAUSE = 10_000, 0.5  # files, and the seconds between two listings of more that may be vain
+_LINE, _PACKED = 64, 8  # bytes of a line, and how much smaller compressed text is: about
 _LOOKS = 200  # files that were read are looked at for changes, at a time
 _LOG = logging.getLogger("dpstream.sources")
 
@@ -54,9 +56,9 @@ def suffix(path: Path) -> str | None:
 class Files:
     """Files that are all there, named by their paths as given.
 
-    One thread reads at a time; the files read last stay open. `on_damage`: a file that cannot be
-    used is quarantined ("quarantine": Parquet is tried in another process first), or its error is
-    raised ("stop").
+    One thread reads at a time (another has a `reader` of its own); the files read last stay open.
+    `on_damage`: a file that cannot be used is quarantined ("quarantine": Parquet is first tried in
+    another process), or its error is raised ("stop").
     """
 
     bounded = True
@@ -154,6 +156,31 @@ class Files:
         """(position, least, largest) of a column of instants for every chunk, if the file tells."""
         reader = self._reader(partition)
         return reader.chunk_ranges(column) if isinstance(reader, ParquetFile) else None
+
+    def row_estimate(self, partition: str) -> int | None:
+        """A Parquet file's footer tells it, a text's size about; None of one that is damaged."""
+        path = self._paths[partition]
+        try:
+            self._try(partition, ())
+            reader = self._reader(partition)
+            if isinstance(reader, ParquetFile):
+                return reader.row_count
+            packed = _PACKED if path.name.lower().endswith(".gz") else 1
+            return path.stat().st_size * packed // _LINE
+        except (OSError, UnusableFile):
+            return None
+
+    def reader(self) -> Files:
+        """The same files, opened by another thread."""
+        other = copy(self)
+        other._open = OrderedDict()
+        return other
+
+    def stretch(self, partition: str, position: Position) -> Hashable:
+        """A text, or a row group, is gone through from its beginning."""
+        if suffix(self._paths[partition]) != ".parquet":
+            return partition
+        return partition, 0 if position is None else position[0]
 
     def close(self) -> None:
         """Close every file."""

@@ -11,9 +11,16 @@ import time
 from collections import deque
 from concurrent.futures import wait
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka import (
+    Consumer,
+    KafkaError,
+    KafkaException,
+    Message,
+    TopicCollection,
+    TopicPartition,
+)
 from confluent_kafka.admin import AdminClient
 
 from dpstream.connectors.server_base import RetryPolicy, ServerOptions
@@ -152,16 +159,6 @@ def _properties(text: str, where: str) -> dict[str, str]:
     return properties
 
 
-class Message(NamedTuple):
-    """A message of a partition."""
-
-    offset: int
-    value: bytes | None
-    key: Any
-    time: int | None
-    """Milliseconds since 1970."""
-
-
 @dataclass(kw_only=True)
 class PartitionBuffer:
     """What was fetched of a partition and is not read yet."""
@@ -251,31 +248,51 @@ class Topic:
         self._admin = None
 
     def _poll(self, wait: float) -> None:
-        """Sort what has come by partition."""
+        """Sort what has come by partition, many messages at a time."""
         first = self._consumer.poll(wait) if wait else None
-        for message in ([] if first is None else [first]) + self._consumer.consume(MESSAGES, 0):
-            error, buffer = message.error(), self._buffers.get(message.partition() or 0)
-            if buffer is None:
-                continue
-            if error is None:
-                kind, stamp = message.timestamp()
-                time_ms = stamp if kind else None
-                offset = message.offset() or 0
-                buffer.messages.append(Message(offset, message.value(), message.key(), time_ms))
-                buffer.end = None
-            elif error.code() == KafkaError._PARTITION_EOF:
-                buffer.end = message.offset()
-            elif error.code() in _OUT_OF_RANGE:
-                raise self._out_of_range(buffer)
-            else:
-                self._problems(error)
-                continue
-            self._answered()
+        come = ([] if first is None else [first]) + self._consumer.consume(MESSAGES, 0)
+        errors = [message.error() for message in come]
+        begin = 0
+        for at in [place for place, error in enumerate(errors) if error is not None]:
+            self._sort(come[begin:at])
+            self._take_in(come[at], errors[at])
+            begin = at + 1
+        self._sort(come[begin:])
         for buffer in self._buffers.values():
             if len(buffer.messages) > 2 * MESSAGES and not buffer.paused:
                 self._consumer.pause([TopicPartition(self.name, buffer.number)])
                 buffer.paused = True
         self._problems.raise_refusal()
+
+    def _sort(self, messages: list[Message]) -> None:
+        """Messages without errors, in the order in which they came."""
+        if not messages:
+            return
+        partitions = [message.partition() for message in messages]
+        for number in set(partitions):
+            buffer = self._buffers.get(number or 0)
+            if buffer is None:
+                continue
+            mine = messages
+            if partitions.count(number) < len(messages):
+                pairs = zip(messages, partitions, strict=True)
+                mine = [message for message, partition in pairs if partition == number]
+            buffer.messages.extend(mine)
+            buffer.end = None
+            self._answered()
+
+    def _take_in(self, message: Message, error: KafkaError) -> None:
+        """What stands in a message's place: the end of a partition, or a problem."""
+        buffer = self._buffers.get(message.partition() or 0)
+        if buffer is None:
+            return
+        if error.code() in _OUT_OF_RANGE:
+            raise self._out_of_range(buffer)
+        if error.code() == KafkaError._PARTITION_EOF:
+            buffer.end = message.offset()
+            self._answered()
+        else:
+            self._problems(error)
 
     def _look(self, seconds: float) -> None:
         self._next_look = time.monotonic() + _LOOK_EVERY

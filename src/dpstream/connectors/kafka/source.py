@@ -12,18 +12,20 @@ from __future__ import annotations
 
 import logging
 import time
+from bisect import bisect_left
+from itertools import accumulate, islice
 
 import pyarrow as pa
+from confluent_kafka import Message
 
 from dpstream.connectors.kafka.client import (
     MESSAGES,
-    Message,
     PartitionBuffer,
     Topic,
     another_topic,
     client_settings,
 )
-from dpstream.connectors.messages import decoder_from
+from dpstream.connectors.kafka.registry import message_decoder
 from dpstream.connectors.server_base import ServerOptions
 from dpstream.errors import InvalidInput, InvalidParameter, RowsLost
 from dpstream.records import Batch, Columns, Position
@@ -47,8 +49,9 @@ class KafkaSource:
     def __init__(self, options: ServerOptions) -> None:
         topic = options.path_name("topic", "kafka://HOST:PORT/TOPIC")
         settings = client_settings(options)
-        self._decoder, self._where = decoder_from(options), options.where
         self._latest, self._retry = options.starts_latest(), options.retry_policy()
+        self._decoder = message_decoder(options, self._retry.seconds)
+        self._where = options.where
         timestamp_column, key_column = options.text("timestamp_column"), options.text("key_column")
         self._extra = {"timestamp": timestamp_column, "key": key_column}
         self._ends = _parse_until(options)  # by partition; None: all others
@@ -182,7 +185,7 @@ class KafkaSource:
         """The messages as rows, with the columns that are not in their payload."""
         added = {name: kind for kind, name in self._extra.items() if name is not None}
         inside = None if columns is None else [name for name in columns if name not in added]
-        payloads = [message.value for message in messages]
+        payloads = [message.value() for message in messages]
         decoded = self._decoder.decode(payloads, inside)
         arrays = {name: decoded.table[name] for name in decoded.table.column_names}
         for name, kind in added.items():
@@ -195,13 +198,13 @@ class KafkaSource:
                 )
             arrays[name] = _own_column(messages, kind).take(pa.array(decoded.origin))
         table = pa.table(arrays)
-        span = f", offsets {messages[0].offset} to {messages[-1].offset}" if messages else ""
+        span = f", offsets {messages[0].offset()} to {messages[-1].offset()}" if messages else ""
         return Batch(
             table=table if columns is None else table.select(list(columns)),
             position=position,
             done=done,
             rejected=decoded.rejected(
-                payloads, lambda at: f"{partition}, offset {messages[at].offset}"
+                payloads, lambda at: f"{partition}, offset {messages[at].offset()}"
             ),
             where=f"{partition}{span}",
         )
@@ -209,28 +212,30 @@ class KafkaSource:
 
 def _next_offset(buffer: PartitionBuffer) -> int | None:
     """Where the next message is, as far as that is known: there may be a gap before it."""
-    return buffer.messages[0].offset if buffer.messages else buffer.end
+    return buffer.messages[0].offset() if buffer.messages else buffer.end
 
 
 def _take(buffer: PartitionBuffer, end: int | None) -> list[Message]:
     """The messages of a chunk, none of them at `end` or behind it."""
-    messages: list[Message] = []
-    size = 0
-    while buffer.messages and len(messages) < MESSAGES and size < _BYTES:
-        if end is not None and buffer.messages[0].offset >= end:
-            break
-        messages.append(buffer.messages.popleft())
-        size += len(messages[-1].value or b"")
-        buffer.at = messages[-1].offset + 1
-    return messages
+    messages = list(islice(buffer.messages, MESSAGES))
+    if end is not None:
+        messages = messages[: bisect_left(messages, end, key=Message.offset)]
+    sizes = accumulate(len(message.value() or b"") for message in messages)
+    count = next((at for at, size in enumerate(sizes, 1) if size >= _BYTES), len(messages))
+    if count:
+        buffer.at = (messages[count - 1].offset() or 0) + 1
+    for _ in range(count):
+        buffer.messages.popleft()
+    return messages[:count]
 
 
 def _own_column(messages: list[Message], kind: str) -> pa.Array:
     """Each message's own time or key, as text; null if it has none."""
     if kind == "timestamp":
-        times = pa.array([message.time for message in messages], pa.timestamp("ms", "UTC"))
-        return times.cast(pa.string())
-    keys = [message.key for message in messages]
+        stamps = [message.timestamp() for message in messages]
+        times = [stamp if known else None for known, stamp in stamps]
+        return pa.array(times, pa.timestamp("ms", "UTC")).cast(pa.string())
+    keys = [message.key() for message in messages]
     texts = [key.decode(errors="replace") if isinstance(key, bytes) else key for key in keys]
     return pa.array(texts, pa.string())
 

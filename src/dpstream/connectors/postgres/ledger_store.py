@@ -55,9 +55,9 @@ _SCHEMA = "dpstream_ledger"
 _LOCK = 1_685_091_436  # "dpsl": one of this number and a schema is held by who makes the tables
 _PAUSED = "60s"  # a writer that is silent for so long, in a section, loses its place
 _QUEUE = "10s"  # a wait for other writers that the operator hears of
-_PASSING = ("40001", "40P01", "55P03", "25P03")
+_PASSING = ("40001", "40P01", "55P03", "25P03", "25P04", "57014")
 """States of SQL that mean: not now. A change beside the lock, a deadlock, a lock that was not had,
-a session that was silent for too long."""
+a session that was silent, or a transaction or statement that took, too long."""
 _log = logging.getLogger("dpstream")
 
 Rows = list[tuple[int, str]]

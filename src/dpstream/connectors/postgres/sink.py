@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -55,6 +55,13 @@ class PostgresSink(DatabaseSink):
         """Insert the rows, unless the release is in the index; wait for a server that is away."""
         write = super().write
         self._insist(lambda: write(name, window, trigger, table))
+
+    def upsert(
+        self, name: str, window: int, trigger: int, table: pa.Table, row_keys: Sequence[str]
+    ) -> None:
+        """Replace the window's rows; wait for a server that is away."""
+        upsert = super().upsert
+        self._insist(lambda: upsert(name, window, trigger, table, row_keys))
 
     def check(self, name: str, schema: pa.Schema) -> None:
         """Write a release without rows, and take that back."""

@@ -2,8 +2,8 @@
 
 `ListSource` and `ListSink` are scripts and memories. `check_source` and `check_sink` look at one
 over given rows, in a line: the least that it must do. `SourceSuite`, `ServerSourceSuite`,
-`SinkSuite` and `ServerSinkSuite` are what every source and sink must do: subclass one in a test
-file, say how the thing is opened and filled, and pytest runs it.
+`SinkSuite`, `UpsertSinkSuite` and `ServerSinkSuite` are what every source and sink must do:
+subclass one in a test file, say how the thing is opened and filled, and pytest runs it.
 
 >>> import pyarrow as pa
 >>> from dpstream.connectors.memory import TableSource
@@ -26,6 +26,7 @@ from dpstream.connectors.testing.suites import (
     ServerSourceSuite,
     SinkSuite,
     SourceSuite,
+    UpsertSinkSuite,
     replay,
 )
 from dpstream.records import Batch, Columns, Position, Sink, Source
@@ -39,6 +40,7 @@ __all__ = [
     "ServerSourceSuite",
     "SinkSuite",
     "SourceSuite",
+    "UpsertSinkSuite",
     "check_sink",
     "check_source",
 ]

@@ -21,7 +21,14 @@ from typing import Any
 import pyarrow as pa
 
 from dpstream.connectors.encode import release_facts
-from dpstream.errors import DpstreamError, InvalidInput, RowsLost, ServerUnreachable
+from dpstream.connectors.shared import UpsertSink
+from dpstream.errors import (
+    DpstreamError,
+    InvalidInput,
+    InvalidParameter,
+    RowsLost,
+    ServerUnreachable,
+)
 from dpstream.records import (
     Batch,
     Columns,
@@ -413,6 +420,84 @@ class SinkSuite:
             for refused in (partial(sink.fence, "a", "run 2"), other):
                 assert "another run" in str(expect_error(DpstreamError, refused))
         assert self.visible_rows("a") == rows_seen(release("a", 0, 1))
+
+
+class UpsertSinkSuite:
+    """For a sink that keeps the newest release of each window alone: `open` as for `SinkSuite`."""
+
+    @abstractmethod
+    def open(self) -> Any:
+        """A sink, as another process would open it."""
+
+    @abstractmethod
+    def visible_rows(self, name: str) -> Seen:
+        """`page` and `count` of every row that a reader sees of a query, sorted."""
+
+    def publish(self, *releases: pa.Table) -> None:
+        """Replace what the windows have, as another process would that opens the sink anew."""
+        with closing(UpsertSink(self.open())) as sink:
+            for table in releases:
+                facts = release_facts(table)
+                sink.tell_keys(facts["query"], ["page"])
+                sink.check(facts["query"], table.schema)
+                sink.write(facts["query"], facts["window"], facts["release_index"], table)
+
+    def test_the_newest_release_of_each_window_stays(self) -> None:
+        """Keys that it has no more are deleted, also those that an earlier process has written."""
+        long, short = (release("a", 0, t, rows=n) for t, n in ((1, 5), (2, 2)))
+        self.publish(long, release("a", 1, 1), release("b", 0, 1))
+        assert self.visible_rows("a") == rows_seen(long, release("a", 1, 1))
+        self.publish(short)
+        assert self.visible_rows("a") == rows_seen(short, release("a", 1, 1))
+        self.publish(release("a", 0, 3, rows=4), release("a", 1, 2, rows=0))
+        assert self.visible_rows("a") == rows_seen(release("a", 0, 3, rows=4))
+        assert self.visible_rows("b") == rows_seen(release("b", 0, 1))
+
+    def test_an_older_release_changes_nothing(self) -> None:
+        """A replay brings what was replaced since, and the newest again."""
+        tables = [release("a", 0, t, rows=n) for t, n in ((1, 5), (2, 2), (3, 4))]
+        self.publish(*tables)
+        self.publish(*tables[:2], release("a", 0, 3, rows=9))
+        assert self.visible_rows("a") == rows_seen(tables[2])
+        self.publish(release("a", 0, 4, rows=2))
+        assert self.visible_rows("a") == rows_seen(release("a", 0, 4, rows=2))
+
+    def test_keys_at_the_edges(self) -> None:
+        """Keys that differ are different rows, however alike the sink makes them."""
+        pages = ["", "\0", "\ufffd", "x" * 9_999, "\u2028\x85", '\r\n",\t\\', "x" * 10_000]
+        reals = [float("nan"), None, float("inf"), -float("inf"), 0.5, 1e300, 2.0]
+        for trigger, keep in ((1, 7), (2, 5), (3, 7)):
+            table = release("a", 0, trigger, rows=keep)
+            columns = {"page": pa.array(pages[:keep]), "real": pa.array(reals[:keep])}
+            full = pa.table(columns | {"count": table["count"]})
+            with closing(UpsertSink(self.open())) as sink:
+                sink.tell_keys("a", ["page", "real"])
+                sink.write("a", 0, trigger, full.replace_schema_metadata(table.schema.metadata))
+                sink.tell_keys("r", ["real"])
+                facts = table.schema.metadata
+                only = full.select(["real", "count", "page"]).replace_schema_metadata(facts)
+                sink.write("r", 0, trigger, only)
+            for query in ("a", "r"):
+                seen = sorted(count for _, count in self.visible_rows(query))
+                assert seen == table["count"].to_pylist()
+
+    def test_other_output_and_another_run_are_refused(self) -> None:
+        """Every release beside the newest ones would be no table; a run numbers windows anew."""
+        self.publish(release("a", 0, 1))
+        with closing(self.open()) as plain:
+            every = partial(plain.write, "a", 0, 2, release("a", 0, 2))
+            expect_error(DpstreamError, every)
+        other = release("a", 0, 2, run="run 2")
+        assert "another run" in str(expect_error(DpstreamError, partial(self.publish, other)))
+        assert self.visible_rows("a") == rows_seen(release("a", 0, 1))
+
+    def test_a_release_without_its_keys_is_refused(self) -> None:
+        """Its rows could not be told apart; before anything is charged."""
+        with closing(UpsertSink(self.open())) as sink:
+            sink.tell_keys("a", ["page", "day"])
+            schema = release("a", 0, 1).schema
+            error = expect_error(InvalidParameter, partial(sink.check, "a", schema))
+            assert "'day'" in str(error)
 
 
 class ServerSinkSuite(SinkSuite):

@@ -41,6 +41,8 @@ class LocalRun(QueryRun):
     _snapshots: Snapshots | None = field(init=False, default=None)
     _input: RunInput = field(init=False)
     _chain: bytes = field(init=False, default=START_CHAIN)
+    _begins: dict[int, bytes] = field(init=False, default_factory=dict)
+    """Digests of what windows remember that begin with the step which is published next."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -48,6 +50,9 @@ class LocalRun(QueryRun):
 
     def _schemas(self) -> list[Types | None]:
         return self._input.schemas()
+
+    def _default_buckets(self) -> int:
+        return self.options.buckets or self._input.buckets()
 
     def _notes(self) -> dict[str, Any]:
         return super()._notes() | {"partitions": self._input.partitions()}
@@ -79,6 +84,7 @@ class LocalRun(QueryRun):
         )
         undo.callback(self._flow.close)
         self._flow.abandoned = self._left_out
+        self._flow.note_unused = self.operator.note_unused
 
     def _open(self, undo: ExitStack) -> None:
         """Everything that the run needs, and its state as the newest snapshot has it."""
@@ -121,7 +127,8 @@ class LocalRun(QueryRun):
     def _from_live(self, live: LiveInput) -> Iterator[pa.Table]:
         """One step after another: a table is out before the next rows are waited for."""
         while (slices := self._read(self.steps_done)) is not None:
-            self._flow.aggregate_rows(self._flow.bound_rows(slices))
+            self._begins |= self._flow.begin_windows(self.steps_done)
+            self._flow.aggregate_rows(self._flow.bound_rows(self.steps_done, slices))
             self._charge()
             self._chain = self._log(self.steps_done, slices, self._chain)
             self._publish()
@@ -155,9 +162,12 @@ class LocalRun(QueryRun):
     def _may_go_ahead(self) -> bool:
         """May the next step's rows be bounded before this one is published?
 
-        Not before a snapshot, which is of this step; nor if they would have to be waited for.
+        Not before a snapshot, which is of this step; nor if they would have to be waited for; nor
+        where a window begins with the keys that this step's tables show.
         """
         step = self.steps_done + 1
+        if self.query.remembered_keys and self.query.schedule.opens_windows(step):
+            return False
         if self._saves_at(step) or not self._flow.workers.several:
             return False
         return self._input.files is None or self._input.files.ready(step)
@@ -168,7 +178,8 @@ class LocalRun(QueryRun):
         if slices is None:
             return None
         self._charge()
-        rows = self._bounder.submit(self._flow.bound_rows, slices)
+        self._begins |= self._flow.begin_windows(step)
+        rows = self._bounder.submit(self._flow.bound_rows, step, slices)
         return rows, self._logger.submit(self._log, step, slices, self._chain)
 
     def _log(self, step: int, slices: StepRows, before: bytes) -> bytes:
@@ -179,6 +190,9 @@ class LocalRun(QueryRun):
     def _publish(self) -> None:
         """Draw and publish; the sender says when every sink has the tables."""
         spend = self._charge()
+        for window, digest in self._begins.items():
+            self._storage.keys.note_content(window, digest)
+        self._begins = {}
         spend.begin(self.steps_done)
         publications = self._flow.publish(self.steps_done, spend)
         self._sender.send(publications)

@@ -13,7 +13,8 @@ two counters, and a keyed hash for each group that it is in. The latter go. The 
 as full: a unit that could begin anew would contribute twice what the promise allows. What its rows
 in a group add up to, and which values it has brought there, goes too. Sums have taken the unit in
 long ago, and leave the process with noise only; nothing of them is taken back. A value that was
-counted is kept as a keyed hash, which does not say who has brought it.
+counted is kept as a keyed hash, which does not say who has brought it. Rows that wait for the end
+of their window, to be grouped with others of their unit, go too.
 """
 
 from __future__ import annotations
@@ -34,9 +35,10 @@ from dpstream.privacy.ledger.charges import chain_digest
 from dpstream.privacy.state import read_packed, write_packed
 from dpstream.privacy.state.durable_files import erase, make_directory
 from dpstream.privacy.state.run_directory import RunDirectory
+from dpstream.query.grouping_sets import set_name
 from dpstream.records import Integers, Words
 from dpstream.rows.column_values import unit_in_type
-from dpstream.rows.row_batch import id_pairs
+from dpstream.rows.row_batch import among, id_pairs, rows_at
 
 _MANIFESTS = "manifest-*.dps"
 _AT_ONCE = 4  # files that are removed
@@ -191,6 +193,13 @@ def erase_unit(flow: Flow, directory: RunDirectory, unit: Any, *, digest_key: by
     The run must have stopped in good order: steps that a restart takes again would lack the unit,
     and the same noise would meet other sums.
     """
+    sets, keys = flow.query.grouping_sets, flow.query.keys
+    if sets and keys not in sets:
+        raise StateError(
+            f"{directory.folder} groups by {', '.join(map(set_name, sets))}, and not by all keys "
+            "together, by which a unit is kept: where it is cannot be told. Its state goes with "
+            "its windows; or give a next query that set, too"
+        )
     snapshots = Snapshots(directory.folder, settled=lambda facts: None)
     try:
         facts = snapshots.load(flow)
@@ -229,13 +238,15 @@ def _ids_of_unit(flow: Flow, unit: Any) -> Iterator[Words]:
     if kind is None:
         raise StateError("this run has read nothing yet; there is nothing to erase")
     value = unit_in_type(unit, kind, name)
-    for period in sorted(flow.state.periods):
+    held = (rows for pieces in flow.state.held.values() for rows in pieces)
+    for period in sorted(flow.state.periods | {int(rows.periods[0]) for rows in held}):
         yield flow.reader.ids.units(value, np.array([period]))
 
 
 def _erase(flow: Flow, unit_id: Words) -> int:
     """Empty the places of one unit, and mark it as full."""
-    bounds, most, emptied = flow.query.bounds, flow.query.most_dropped, 0
+    bounds, most = flow.query.bounds, flow.query.most_dropped
+    emptied = _forget_held(flow, unit_id)
     for bucket in flow.state.units:
         for units in bucket.periods.values():
             rows = _rows_of(units, unit_id)
@@ -253,6 +264,8 @@ def _erase(flow: Flow, unit_id: Words) -> int:
         for bucket in flow.state.units:
             if window in bucket.counted_pairs:
                 _empty(bucket.counted_pairs[window], places)
+            if window in bucket.set_pairs:
+                _empty(bucket.set_pairs[window], places)
             if window in bucket.contributions:
                 _empty(bucket.contributions[window], places)
                 for number, brought in enumerate(bucket.values[window]):
@@ -263,6 +276,22 @@ def _erase(flow: Flow, unit_id: Words) -> int:
             if group.members is not None:
                 _empty(group.members, places)
     return emptied
+
+
+def _forget_held(flow: Flow, unit_id: Words) -> int:
+    """Let go of a unit's rows that wait for the end of their window; in how many they were.
+
+    They have contributed nothing yet: what the unit has until then is a window without them.
+    """
+    places = set()
+    for window, pieces in flow.state.held.items():
+        for at, rows in enumerate(pieces):
+            mine = among(rows.units, unit_id)
+            if mine.any():
+                pieces[at] = rows_at(rows, np.flatnonzero(~mine))
+                places.add((window, int(rows.periods[0])))
+        flow.state.held[window] = [rows for rows in pieces if len(rows)]
+    return len(places)
 
 
 def _rows_of(table: HashTable, wanted: Words) -> Integers:

@@ -11,14 +11,15 @@ the rows are divided into chunks this time.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from threading import Event, Semaphore
+from threading import Condition, Event, Lock
 from typing import Any
 
 import numpy as np
@@ -41,8 +42,10 @@ from dpstream.records import (
     CheckedSource,
     ChunkRanges,
     InferredTypes,
+    ParallelReads,
     Position,
     Rejected,
+    SizedPartitions,
     Source,
     is_quarantined,
     is_reached,
@@ -51,9 +54,15 @@ from dpstream.rows.column_values import never_becomes, types_of
 from dpstream.rows.row_batch import Rows, RowSlice
 from dpstream.rows.row_reader import RowReader
 
-_AHEAD = 2  # chunks that are read before they are needed; more take memory and save no time
-_UNPARSED = 3  # chunks that are read and not made into rows: read, waiting, in the making
+_MOST_READERS = 6  # of files; more of them wait for what follows
+_AHEAD = 2  # chunks that are read before they are needed, at least
+_AHEAD_BYTES = 1 << 29  # of rows that were made before they are needed, where there are readers
+_UNPARSED = 3  # chunks that are read and not made into rows, of whatever size
+_UNPARSED_BYTES = 3 << 27  # that more of them may have together
 _SMALL = 4096  # rows of chunks that are parsed together
+_ROWS_OF_BUCKET = 50_000  # of a step, that one hash bucket takes before there are two
+_MOST_BUCKETS, _BUCKETS_UNTOLD = 64, 4
+_FILES_ASKED = 64  # for the number of their rows: the others are taken to be like them
 _LETTERS = 10_000  # rows that cannot be used, in one file
 
 
@@ -84,6 +93,26 @@ class RunInput:
         columns = self._run.query.source_columns
         return [types for s in self._sources for types in first_types(s, columns)]
 
+    def buckets(self) -> int:
+        """How many hash buckets its steps are divided into.
+
+        One more costs every trigger a third of a millisecond, so a step of few rows has one.
+        """
+        steps, rows = self._run.query.schedule.steps, 0.0
+        if self._run.live or steps is None:
+            return _BUCKETS_UNTOLD
+        for source in self._bounded:
+            names = source.partitions()
+            told = [
+                source.row_estimate(name) if isinstance(source, SizedPartitions) else None
+                for name in names[:_FILES_ASKED]
+            ]
+            known = [each for each in told if each is not None]
+            if not known:
+                return _BUCKETS_UNTOLD
+            rows += sum(known) * len(names) / len(known)
+        return max(1, min(_MOST_BUCKETS, int(rows / max(steps, 1) / _ROWS_OF_BUCKET)))
+
     def refuse_others(self, was: list[str]) -> None:
         """Refuse other files than those that the run began with."""
         now = self.partitions()
@@ -106,7 +135,8 @@ class RunInput:
             raise InvalidInput("history goes with a live source; join two bounded ones in a list")
         for source in self._bounded:
             chunks = ChunkReader(source, reader, run.operator)
-            self.files = FileInput(chunks, memory=run.options.memory)
+            threads = run.options.threads or len(os.sched_getaffinity(0))
+            self.files = FileInput(chunks, memory=run.options.memory, threads=threads)
         if isinstance(run.source, LiveView):
             chunks = ChunkReader(run.source, reader, run.operator)
             self.live = LiveInput(
@@ -254,8 +284,8 @@ def most_kept(query: RowSpec) -> int:
     """How many rows of a unit in a group can matter in one step."""
     if not isinstance(query, Query):
         return 1
-    if query.unit_measures:
-        return sys.maxsize  # all rows of a unit that is in a group
+    if query.unit_measures or query.per_unit is not None:
+        return sys.maxsize  # all rows of a unit that is in a group, or that become inner rows
     each = query.bounds.rows_per_group
     if not query.totals or query.counts_units:
         return each
@@ -483,16 +513,79 @@ class FileChunk:
     until: Position = None
     """Where it ends, if a second read of it need not end by itself where the first one did."""
     rows: Future[list[Rows]] | None = None
+    is_counted: bool = False
+    """Has the operator been told of its rows? It may be read again."""
+
+
+@dataclass(kw_only=True, eq=False)
+class ParsedChunk:
+    """A chunk that became rows, or could not, and what the operator is to be told of it."""
+
+    chunk: FileChunk
+    rows: Future[list[Rows]]
+    """Who waits for it."""
+    made: list[Rows] = field(default_factory=list)
+    problem: BaseException | None = None
+    counts: OperatorCounts = field(default_factory=OperatorCounts)
+    letters: list[tuple[str, list[Rejected]]] = field(default_factory=list)
+    """Rows that cannot be used, under a name that they always have."""
+
+
+class Reader:
+    """One of the threads that read chunks, each with its own view of the source."""
+
+    def __init__(self, chunks: ChunkReader) -> None:
+        self.chunks, self.thread = chunks, ThreadPoolExecutor(1)
+
+
+class ReadingRoom:
+    """Bounds what is read and not made into rows: a few chunks, or more that are small together."""
+
+    def __init__(self) -> None:
+        self._changed = Condition()
+        self._chunks, self._largest = 0, 0
+
+    def enter(self) -> None:
+        """Wait until there is room for one more chunk."""
+        with self._changed:
+            self._changed.wait_for(self._has_room)
+            self._chunks += 1
+
+    def _has_room(self) -> bool:
+        small = 0 < self._largest * (self._chunks + 1) <= _UNPARSED_BYTES
+        return small or self._chunks < _UNPARSED
+
+    def note(self, size: int) -> None:
+        """A chunk was read, and has so many bytes."""
+        with self._changed:
+            self._largest = max(self._largest, size)
+
+    def leave(self) -> None:
+        """One became rows, or could not."""
+        with self._changed:
+            self._chunks -= 1
+            self._changed.notify_all()
 
 
 class FileInput:
-    """Rows of partitions that are complete, by event time (or by their arrival column)."""
+    """Rows of partitions that are complete, by event time (or by their arrival column).
 
-    def __init__(self, chunks: ChunkReader, *, memory: int) -> None:
+    Several chunks are read and made into rows at once. The operator is told of them, and who waits
+    gets them, in the order in which they were begun.
+    """
+
+    def __init__(self, chunks: ChunkReader, *, memory: int, threads: int = 2) -> None:
         self._chunks, self._memory = chunks, memory
-        self._reading = ThreadPoolExecutor(1)
-        self._parsing = ThreadPoolExecutor(1)  # what was read becomes rows
-        self._room = Semaphore(_UNPARSED)  # what is read may be far larger than its rows
+        several = isinstance(chunks.source, ParallelReads)
+        count = max(1, min(threads, _MOST_READERS)) if several else 1
+        self._readers = [Reader(chunks), *(Reader(chunks.beside()) for _ in range(count - 1))]
+        self._reader_of: dict[Hashable, Reader] = {}
+        self._parsing = ThreadPoolExecutor(count)  # what was read becomes rows
+        self._room = ReadingRoom()
+        self._largest = 0  # bytes of the rows of a chunk
+        self._begun, self._told = 0, 0  # chunks, and those of them that the operator knows
+        self._parsed: dict[int, ParsedChunk] = {}  # by number, until those before them are told
+        self._telling = Lock()
         self._index: list[FileChunk] | None = None
         self.quarantined: Positions = {}
         self._new_marks: Positions = {}
@@ -512,7 +605,7 @@ class FileInput:
         needed = [chunk for chunk in index if chunk.first <= step <= chunk.last]
         later = [chunk for chunk in index if chunk.first > step]
         held, ahead = 0, iter([*needed, *later])
-        for chunk in islice(ahead, _AHEAD):
+        for chunk in islice(ahead, self._ahead()):
             self._begin(chunk)
         for chunk in needed:
             for another in islice(ahead, 1):
@@ -536,23 +629,54 @@ class FileInput:
 
     def close(self) -> None:
         """Stop reading."""
-        self._reading.shutdown(cancel_futures=True)
+        for reader in self._readers:
+            reader.thread.shutdown(cancel_futures=True)
         self._parsing.shutdown(cancel_futures=True)
+        for reader in self._readers[1:]:
+            reader.chunks.source.close()
+
+    def _ahead(self) -> int:
+        """How many chunks are begun before they are needed: as many as there are readers for."""
+        room = _AHEAD_BYTES // self._largest if self._largest else 0
+        return max(_AHEAD, min(len(self._readers), room))
 
     def _begin(self, chunk: FileChunk) -> Future[list[Rows]]:
         """Read a chunk, unless that was begun."""
         if chunk.rows is None:
-            batches = self._reading.submit(self._batches, chunk)
-            chunk.rows = self._parsing.submit(self._rows, chunk, batches)
+            chunk.rows = Future()
+            found, number = ParsedChunk(chunk=chunk, rows=chunk.rows), self._begun
+            reader = self._reader(chunk)
+            self._begun += 1
+            reader.thread.submit(self._read, reader.chunks, found, number)
         return chunk.rows
 
-    def _batches(self, chunk: FileChunk) -> list[tuple[Position, Batch]]:
+    def _reader(self, chunk: FileChunk) -> Reader:
+        """Who reads a chunk: whoever has read what it follows, else the next in turn."""
+        source, readers = self._chunks.source, self._readers
+        if not isinstance(source, ParallelReads):
+            return readers[0]
+        stretch = source.stretch(chunk.partition, chunk.position)
+        known = self._reader_of
+        return known.setdefault(stretch, readers[len(known) % len(readers)])
+
+    def _read(self, chunks: ChunkReader, found: ParsedChunk, number: int) -> None:
+        """Read a chunk, and have it made into rows."""
+        self._room.enter()
+        try:
+            batches = self._batches(chunks, found.chunk)
+            self._room.note(sum(int(batch.table.nbytes) for _, batch in batches))
+            self._parsing.submit(self._parse, found, batches, number)
+        except BaseException as problem:  # for who waits
+            self._room.leave()
+            found.problem = problem
+            self._tell(found, number)
+
+    def _batches(self, chunks: ChunkReader, chunk: FileChunk) -> list[tuple[Position, Batch]]:
         """What the source has of a chunk, and where."""
-        self._room.acquire()
         batches: list[tuple[Position, Batch]] = []
         position, done = chunk.position, False
         while not done:
-            batch = self._chunks.batch(chunk.partition, position, until=chunk.until)
+            batch = chunks.batch(chunk.partition, position, until=chunk.until)
             if is_quarantined(batch.position):
                 raise InvalidInput(
                     f"{chunk.partition} could be read when this run began and cannot any more: "
@@ -562,23 +686,53 @@ class FileInput:
             position, done = batch.position, batch.done or chunk.until in (None, batch.position)
         return batches
 
-    def _rows(self, chunk: FileChunk, read: Future[list[tuple[Position, Batch]]]) -> list[Rows]:
+    def _parse(
+        self, found: ParsedChunk, batches: list[tuple[Position, Batch]], number: int
+    ) -> None:
         """Make rows of what was read of a chunk."""
-        row_batches = []
+        chunk = found.chunk
         try:
-            for position, batch in read.result():
-                rows, rejected = self._chunks.rows(chunk.partition, position, batch)
-                self._chunks.operator.reject(f"{chunk.partition} {position}", rejected)
+            for position, batch in batches:
+                rows, rejected = self._chunks.rows(
+                    chunk.partition, position, batch, counts=found.counts
+                )
+                found.letters.append((f"{chunk.partition} {position}", rejected))
                 if len(rows) and not chunk.first <= rows.steps[0] <= rows.steps[-1] <= chunk.last:
                     raise InvalidInput(
                         f"{chunk.partition} has times that its own statistics, or an earlier look "
                         "at it, do not have; write the file again, and leave it alone while it is "
                         "read"
                     )
-                row_batches.append(rows)
-        finally:
-            self._room.release()
-        return row_batches
+                found.made.append(rows)
+        except BaseException as problem:  # for who waits
+            found.problem = problem
+        self._room.leave()
+        self._tell(found, number)
+
+    def _tell(self, found: ParsedChunk, number: int) -> None:
+        """Tell the operator of chunks, then who waits for them, in the order of their numbers."""
+        with self._telling:
+            self._parsed[number] = found
+            while (each := self._parsed.pop(self._told, None)) is not None:
+                self._told += 1
+                try:
+                    self._count(each)
+                    if each.problem is not None:
+                        raise each.problem
+                except BaseException as problem:  # for who waits
+                    each.rows.set_exception(problem)
+                else:
+                    self._largest = max(self._largest, sum(rows.bytes for rows in each.made))
+                    each.rows.set_result(each.made)
+
+    def _count(self, found: ParsedChunk) -> None:
+        """Count a chunk's rows, and keep those that cannot be used."""
+        if found.chunk.is_counted:
+            return
+        self._chunks.operator.add(found.counts)
+        for name, rejected in found.letters:
+            self._chunks.operator.reject(name, rejected)
+        found.chunk.is_counted = found.problem is None
 
     def _find_chunks(self, *, decided: bool) -> list[FileChunk]:
         """Every chunk that has rows of some step, by its first step.
@@ -618,7 +772,7 @@ class FileInput:
             return known, None
         position, done = None, False
         while not done:
-            chunk, done = self._reading.submit(self._scan, partition, position).result()
+            chunk, done = self._readers[0].thread.submit(self._scan, partition, position).result()
             if is_quarantined(chunk.until):
                 return [], chunk.until
             if chunk.until == position:

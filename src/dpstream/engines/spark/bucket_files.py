@@ -280,6 +280,14 @@ class DriverProgress:
     """The step at which that batch was read; None: its rows' event times tell."""
     earlier: list[tuple[int, int, bytes]] = field(default_factory=list)
     """What was published of earlier windows, where the query looks at it."""
+    remembered: dict[str, Any] = field(default_factory=dict)
+    """The keys that earlier windows have shown, where the query remembers them."""
+    tables_step: int = 0
+    """The last step whose public tables are known, where some are read anew."""
+    tables: dict[str, str] = field(default_factory=dict)
+    """The digests of the versions that rows meet now."""
+    batch_tables: dict[str, str] = field(default_factory=dict)
+    """Those that the last batch of the stream has met."""
     _start: str = field(default_factory=lambda: mint_run_id().hex()[:8], init=False)
 
     @classmethod
@@ -308,8 +316,11 @@ class DriverProgress:
         """Make it the newest one, durably."""
         kept = {name: value for name, value in vars(self).items() if name not in _NOT_KEPT}
         kept["waiting"] = [list(astuple(file)) for file in self.waiting]
-        if not self.earlier:
-            del kept["earlier"]
+        for name in ("earlier", "remembered"):
+            if not kept[name]:
+                del kept[name]
+        if not self.tables:
+            del kept["tables_step"], kept["tables"], kept["batch_tables"]
         for name in ("digests", "batch_digests"):
             kept[name] = listed_digests(kept[name])
         write_packed(self.path, kept, kind=_KIND)
@@ -330,6 +341,7 @@ class DriverProgress:
         self.waiting = [file for file in self.waiting if file.last >= end]
         if finished:  # nothing of the query's state is needed any more
             self.waiting, self.units, self.groups, self.earlier = [], {}, {}, []
+            self.remembered = {}
         self.digests = {step: digest for step, digest in self.digests.items() if step >= end}
         self.step, self.chain = end, chain
 

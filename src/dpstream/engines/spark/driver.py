@@ -9,7 +9,7 @@ new state is made the current one.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,9 +34,12 @@ from dpstream.engines.spark.bucket_files import (
 )
 from dpstream.engines.spark.jobs import ADAPTIVE, Jobs, Note, plain_session
 from dpstream.engines.spark.spark_engine import FrameSource, SparkEngine
+from dpstream.engines.table_versions import TableVersions, refreshed_tables
 from dpstream.errors import InvalidParameter, NoiseReuse, StateError
+from dpstream.group_by.remembered_keys import RememberedKeys
 from dpstream.privacy.state.run_directory import ANEW, RunDirectory
 from dpstream.query.column_types import Types
+from dpstream.query.row_spec import Prepare
 from dpstream.records import FinitePartitions, Rejected, Source
 from dpstream.rows.row_batch import RejectedRows, RowKeys
 from dpstream.rows.row_reader import RowReader
@@ -63,6 +66,9 @@ class SparkRun(QueryRun):
     sink: Any = None
     engine: ClassVar[str] = "spark"
     _files: SharedFiles | None = field(init=False, default=None)
+    _remembered: RememberedKeys = field(init=False)
+    _versions: TableVersions | None = field(init=False, default=None)
+    """Of public tables that are read anew."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -117,6 +123,9 @@ class SparkRun(QueryRun):
                 f"state; restore it, or {ANEW}"
             )
         self._progress = DriverProgress.load(path, storage.run_tag)
+        self._remembered = RememberedKeys(most=self.query.remembered_keys)
+        if self._progress.remembered:
+            self._remembered.restore(self._progress.remembered)
         self.steps_done = self._progress.step
         shared = self.spark.state_location or str(folder.absolute() / "shared")
         location = f"{shared}/{storage.run_tag}"  # a run meets nothing that another has left
@@ -132,7 +141,15 @@ class SparkRun(QueryRun):
             row_keys=RowKeys.of(storage.secret, storage.run),
             run_tag=storage.run_tag,
         )
+        if refreshed_tables(self.query):
+            self._versions = TableVersions(self.query, self.folder, self.operator)
+            for step, tables in (
+                (self._progress.batch_arrived or 0, self._progress.batch_tables),
+                (self._progress.tables_step + 1, self._progress.tables),
+            ):
+                self._versions.go_on_from({"step": step, "tables": tables})
         self._intake = Intake(
+            versions=self._versions,
             jobs=self._jobs,
             progress=self._progress,
             operator=self.operator,
@@ -160,10 +177,17 @@ class SparkRun(QueryRun):
         steps, at_once = self.query.schedule.steps, self.spark.steps_at_once
         assert steps is not None
         while self.steps_done < steps and not self.stopped.is_set():
-            tables = self._publish(min(self.steps_done + at_once, steps))
+            tables = self._publish(self._until(min(self.steps_done + at_once, steps)))
             yield from tables
             shown = max((len(table) for table in tables), default=0)
             at_once = max(1, min(self.spark.steps_at_once, _MOST_SHOWN // max(shown, 1)))
+
+    def _until(self, end: int) -> int:
+        """The end of a job that begins now: a window begins with the keys of earlier steps."""
+        opens = self.query.schedule.opens_windows
+        if not self.query.remembered_keys:
+            return end
+        return next((step for step in range(self.steps_done + 1, end) if opens(step)), end)
 
     def _read_stream(self) -> None:
         """All that a stream has by now: only then is it known which rows a step has."""
@@ -190,6 +214,8 @@ class SparkRun(QueryRun):
                 time = schedule.time_of(self.steps_done)
                 assert time is not None
                 overdue.pace(time)
+                with self._intake.lock:
+                    self._intake.begin_tables(self.steps_done)
                 while self.clock.now() < time:
                     if self.stopped.is_set():
                         return
@@ -224,32 +250,48 @@ class SparkRun(QueryRun):
         """Log the steps' input, draw, send, and make the new state the current one."""
         progress, schedule = self._progress, self.query.schedule
         spend, directory = self._charge(), self._storage.directory
+        first, left_out = progress.step, self._left_out
+        new = [due.window for due in schedule.due(first) if due.release == 1]
+        new = [window for window in new if not any(window in some for some in left_out)]
+        begins, digests = self._remembered.begin(new if self.query.remembered_keys else [])
         contents = (
-            step_content(step, progress.digests.get(step, (0, 0)))
-            for step in range(progress.step, end)
+            step_content(step, progress.digests.get(step, (0, 0))) for step in range(first, end)
         )
         chain = self._storage.log_steps(progress.step, contents, progress.chain)
+        for window, digest in digests.items():
+            self._storage.keys.note_content(window, digest)
         spend.begin(end - 1)
         steps = range(progress.step, end)
         windows = {
             due.window
             for step in steps
             for due in schedule.due(step)
-            if not any(due.window in some for some in self._left_out)
+            if not any(due.window in some for some in left_out)
         }
         self._windows.add(*windows)
         lent = spend.grant_keys(sorted(windows))
-        publications, saved, earlier = self._jobs.publish(
-            progress, end, lent, job=progress.name_job("steps")
+        publications, told, earlier = self._jobs.publish(
+            progress,
+            end,
+            lent,
+            job=progress.name_job("steps"),
+            remembered=self._remembered,
+            begins=begins,
         )
+        saved = [note for note in told if "stage" in note]
+        self._intake.tell_operator(note for note in told if "chunk" in note)
         self._sender.send(publications)
         self._sender.arrived(all_of_them=True)
         progress.earlier = earlier
+        progress.remembered = self._remembered.save() if self.query.remembered_keys else {}
         progress.advance(end, chain, saved, finished=end == schedule.steps)
         progress.save()
         self._clean()
         self.steps_done = end
         self._windows.settle(end)
+        if self._versions is not None:
+            needed = {"step": progress.tables_step + 1, "tables": progress.batch_tables}
+            self._versions.settle(needed)
         if directory is not None:
             directory.settle(end, endless=self.live)
         return [publication.table for publication in publications]
@@ -279,6 +321,8 @@ class Intake:
     """The step of rows that arrive now; None: their event times tell."""
     checkpoint: str
     """Where Spark keeps its own checkpoint of the stream."""
+    versions: TableVersions | None = None
+    """Of public tables that are read anew between triggers."""
     lock: Lock = field(default_factory=Lock)
     """Held while rows are taken in, and while a step is published."""
     failure: BaseException | None = field(init=False, default=None)
@@ -290,6 +334,16 @@ class Intake:
         self._take(source, source.partitions(), name, None)
         self.progress.read.append(name)
         self.progress.save()
+
+    def begin_tables(self, step: int) -> None:
+        """Read what tables are due up to a step; the rows that it takes in will meet them."""
+        progress, versions = self.progress, self.versions
+        if versions is None or step <= progress.tables_step:
+            return
+        for each in range(progress.tables_step + 1, step + 1):
+            versions.begin(each, None)
+        progress.tables_step, progress.tables = step, versions.save()
+        progress.save()  # what rows have met is known before they are taken in
 
     def look(self, source: Source) -> None:
         """Read the files that have come into a directory since the last time."""
@@ -343,7 +397,13 @@ class Intake:
         arrived = progress.batch_arrived if number == progress.batch else self.arrival_step()
         if number == progress.batch:
             notes = self.jobs.take(
-                FrameSource(frame), [], job="", where=where, arrived=arrived, write=False
+                FrameSource(frame),
+                [],
+                job="",
+                where=where,
+                arrived=arrived,
+                write=False,
+                prepare=self._prepare(arrived, progress.batch_tables),
             )
             if _digests_of(notes) != progress.batch_digests:
                 raise NoiseReuse(
@@ -360,20 +420,20 @@ class Intake:
             )
         digests = self._take(FrameSource(frame), [], where, arrived)
         progress.batch, progress.batch_digests = number, digests
-        progress.batch_arrived = arrived
+        progress.batch_arrived, progress.batch_tables = arrived, progress.tables
         progress.save()
 
     def _take(
         self, source: Any, partitions: list[str], name: str, arrived: int | None
     ) -> StepDigests:
         progress = self.progress
+        if arrived is not None:
+            self.begin_tables(arrived)
         job = progress.name_job(name.replace(" ", "-"))
-        notes = self.jobs.take(source, partitions, job=job, where=name, arrived=arrived)
-        chunks = [note for note in notes if "chunk" in note]
-        for note in sorted(chunks, key=lambda note: str(note["chunk"])):
-            rejected = [Rejected(**row) for row in note["unused"].pop("rejected")]
-            self.operator.reject(note["chunk"], rejected)
-            self.operator.count(note["read"], RejectedRows(**note["unused"]))
+        prepare = self._prepare(arrived, progress.tables)
+        how: dict[str, Any] = {"job": job, "where": name, "arrived": arrived, "prepare": prepare}
+        notes = self.jobs.take(source, partitions, **how)
+        self.tell_operator(note for note in notes if "chunk" in note)
         for note in notes:
             if "quarantined" in note:
                 self.operator.quarantine(note["quarantined"], note["mark"])
@@ -381,6 +441,22 @@ class Intake:
         digests = _digests_of(notes)
         progress.digests = add_digests([progress.digests, digests])
         return digests
+
+    def _prepare(self, arrived: int | None, digests: dict[str, str]) -> Prepare | None:
+        """What rows are prepared with that meet these versions; None: the query's own.
+
+        Rows of files that are divided by event time meet the tables that the run began with.
+        """
+        if self.versions is None or arrived is None or not digests:
+            return None
+        return self.versions.prepared_as(digests, arrived)
+
+    def tell_operator(self, notes: Iterable[Note]) -> None:
+        """Count and keep the rows that are not used."""
+        for note in sorted(notes, key=lambda note: str(note["chunk"])):
+            rejected = [Rejected(**row) for row in note["unused"].pop("rejected")]
+            self.operator.reject(note["chunk"], rejected)
+            self.operator.count(note["read"], RejectedRows(**note["unused"]))
 
 
 def _digests_of(notes: list[Note]) -> StepDigests:

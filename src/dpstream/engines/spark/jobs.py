@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -20,9 +20,11 @@ from dpstream.engines.spark.tasks import Keys, PublishTask, ReadTask, ShippedPla
 from dpstream.errors import StateError
 from dpstream.group_by.flow import Publication
 from dpstream.group_by.release_table import ReleaseTables
+from dpstream.group_by.remembered_keys import Known, RememberedKeys, is_taken_in
 from dpstream.privacy.query_spend import WindowKeyGrant
 from dpstream.query.noise_plan import NoisePlan
-from dpstream.records import Integers, Source
+from dpstream.query.row_spec import Prepare
+from dpstream.records import Integers, Source, Words
 from dpstream.rows.row_batch import RowKeys
 
 if TYPE_CHECKING:
@@ -58,9 +60,16 @@ class Jobs:
         where: str,
         arrived: int | None,
         write: bool = True,
+        prepare: Prepare | None = None,
     ) -> list[Note]:
-        """Read rows and write them where their steps will find them; or only tell digests."""
-        common = self._common(job, self.plan) | {"where": where, "arrived": arrived}
+        """Read rows and write them where their steps will find them; or only tell digests.
+
+        `prepare`: in place of the query's own, with other versions of its tables.
+        """
+        plan = self.plan
+        if prepare is not None:
+            plan = NoisePlan(replace(plan.query, prepare=prepare))
+        common = self._common(job, plan) | {"where": where, "arrived": arrived}
         source.close()  # open files do not travel
         if isinstance(source, FrameSource):
             frame = source.frame.select(*self.plan.query.source_columns)
@@ -76,12 +85,22 @@ class Jobs:
         return self._run(frame, task, Keys(rows=self.row_keys), read, work)[0]
 
     def publish(
-        self, progress: DriverProgress, end: int, lent: WindowKeyGrant, *, job: str
+        self,
+        progress: DriverProgress,
+        end: int,
+        lent: WindowKeyGrant,
+        *,
+        job: str,
+        remembered: RememberedKeys,
+        begins: Mapping[int, Known],
     ) -> tuple[list[Publication], list[Note], list[tuple[int, int, bytes]]]:
-        """The tables of the steps up to `end`, the files that hold the new state, and what later
-        windows look at.
+        """The tables of the steps up to `end`, notes for the driver (the files that hold the new
+        state, rows that were not used), and what later windows look at.
+
+        `begins`: what windows that begin with the first step remember.
         """
-        first, schedule = progress.step, self.plan.query.schedule
+        first, query = progress.step, self.plan.query
+        schedule = query.schedule
         due = [(step, release) for step in range(first, end) for release in schedule.due(step)]
         plan = ShippedPlan.of(self.plan, (release for _, release in due))
         task = PublishTask(
@@ -91,6 +110,8 @@ class Jobs:
             waiting=[w for w in progress.waiting if w.first < end],
             units=progress.units,
             groups=progress.groups,
+            begins=begins,
+            remembered=remembered.of_windows,
         )
         buckets = self.session.range(0, self.buckets, 1, self.buckets)
         keys = Keys(rows=self.row_keys, lent=lent)
@@ -109,16 +130,21 @@ class Jobs:
         noisy = _noisy(task.shape, table)
         tables = ReleaseTables(plan=self.plan, types=self.types, run_tag=self.run_tag)
         tables.restore_earlier(progress.earlier)
-        nothing = (np.zeros((0, task.shape.measures), np.int64), None)
+        none = np.zeros((0, 2), np.uint64)
+        nothing = (none, np.zeros((0, task.shape.measures), np.int64), None)
         publications = []
         for step, release in due:
             if release.window not in lent.keys:
                 continue  # it was abandoned
-            sums, groups = noisy.get((step, release.window), nothing)
+            shown, sums, groups = noisy.get((step, release.window), nothing)
+            if query.remembered_keys and is_taken_in(query, step, release):
+                final, sizes = release.release == release.releases, sums[:, query.sized_by]
+                remembered.take_in(release.window, shown, groups, sizes, final=final)
             of_window = totals.get((step, release.window), ())
             table = tables.table(step, release, sums, groups, of_window)
             publications.append(Publication(due=release, table=table))
-        return publications, saved, tables.save_earlier()
+        of_rows = [note for note in notes if "unused" in note]
+        return publications, saved + of_rows, tables.save_earlier()
 
     def _common(self, job: str, plan: NoisePlan) -> dict[str, Any]:
         common = {"types": self.types, "buckets": self.buckets, "files": self.files}
@@ -145,8 +171,8 @@ class Jobs:
 
 def _noisy(
     shape: Shape, table: pa.Table | None
-) -> dict[tuple[int, int], tuple[Integers, pa.Table]]:
-    """Sums and keys of what is shown, by step and window: oldest appearance first, then by id."""
+) -> dict[tuple[int, int], tuple[Words, Integers, pa.Table]]:
+    """What is shown, by step and window: ids, sums, keys; oldest appearance first, then by id."""
     if table is None:
         return {}
     words, since = ids(table, "group"), numbers(table, "since")
@@ -154,9 +180,9 @@ def _noisy(
     order = np.lexsort((words[:, 1], words[:, 0], since, windows, steps))
     table, steps, windows = table.take(pa.array(order)), steps[order], windows[order]
     edges = np.flatnonzero((np.diff(steps) != 0) | (np.diff(windows) != 0)) + 1
-    sums, keys = shape.sums(table), shape.keys_of(table)
+    words, sums, keys = words[order], shape.sums(table), shape.keys_of(table)
     return {
-        (int(steps[a]), int(windows[a])): (sums[a:b], keys.slice(a, b - a))
+        (int(steps[a]), int(windows[a])): (words[a:b], sums[a:b], keys.slice(a, b - a))
         for a, b in zip([0, *edges], [*edges, len(steps)], strict=True)
     }
 

@@ -30,7 +30,15 @@ class Shape:
 
     def __init__(self, query: Query) -> None:
         self.values = sum(measure.columns_of_values for measure in query.value_measures)
-        self.measures, self.keys = len(query.measures) + query.found, tuple(query.keys)
+        self.measures, self.keys = len(query.measures) + query.found, query.group_columns
+
+    @classmethod
+    def of_source(cls, query: Query) -> Shape:
+        """Of rows as they are read: those that wait have a time, and the columns that are held."""
+        shape = cls(query)
+        if query.per_unit is not None:
+            shape.values, shape.keys = 1, tuple(query.per_unit.held)
+        return shape
 
     def packed(self, rows: Rows, **more: Any) -> pa.Table:
         """Rows as a table; `more` are columns beside, or in place of, their own."""
@@ -43,7 +51,11 @@ class Shape:
             "digest": packed_ids(rows.digests),
         }
         columns |= {f"v{number}": rows.values[:, number] for number in range(self.values)}
-        columns |= {f"k{number}": rows.keys[name] for number, name in enumerate(self.keys)}
+        columns |= {  # a row has no set of keys yet; each of its groups has one
+            f"k{number}": rows.keys[name]
+            for number, name in enumerate(self.keys)
+            if name in rows.keys.column_names
+        }
         return _table({name: c for name, c in (columns | more).items() if c is not None})
 
     def rows(self, table: pa.Table) -> Rows:
@@ -77,7 +89,8 @@ class Shape:
         """The key columns under their names."""
         if not self.keys:
             return pa.table({"": pa.nulls(len(table))})
-        return pa.table({name: one_array(table[f"k{n}"]) for n, name in enumerate(self.keys)})
+        there = {name: f"k{n}" for n, name in enumerate(self.keys) if f"k{n}" in table.column_names}
+        return pa.table({name: one_array(table[column]) for name, column in there.items()})
 
 
 def _table(columns: dict[str, Any]) -> pa.Table:

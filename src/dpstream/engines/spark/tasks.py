@@ -41,12 +41,13 @@ from dpstream.group_by.flow import Flow
 from dpstream.group_by.groups import sum_groups
 from dpstream.group_by.hash_tables import in_buckets
 from dpstream.group_by.perturb import NoisySums
+from dpstream.group_by.remembered_keys import FirstWords, Known
 from dpstream.privacy.query_spend import WindowKeyGrant
 from dpstream.privacy.state.secret import seal, unseal
 from dpstream.query.noise_plan import NoisePlan, WindowPlan
 from dpstream.query.schedule import DueRelease
 from dpstream.records import CheckedSource, Source, Words
-from dpstream.rows.row_batch import RejectedRows, RowKeys, Rows, in_order, rows_by_window
+from dpstream.rows.row_batch import RejectedRows, RowKeys, Rows, in_order
 from dpstream.rows.row_reader import RowReader
 
 _LOG: Final = logging.getLogger("dpstream.spark")
@@ -99,6 +100,11 @@ class Task:
         """The columns that pass between tasks."""
         return Shape(self.plan.query)
 
+    @property
+    def source_shape(self) -> Shape:
+        """The same for rows that were read, and have not been bounded."""
+        return Shape.of_source(self.plan.query)
+
     def reader(self) -> RowReader:
         """Reads rows with the run's keys."""
         assert self.keys is not None
@@ -139,6 +145,17 @@ class PublishTask(Task):
     waiting: Sequence[Waiting]
     units: Mapping[int, Chain]
     groups: Mapping[int, Chain]
+    begins: Mapping[int, Known]
+    """What each window that begins with the first of these steps remembers."""
+    remembered: Mapping[int, FirstWords]
+    """Which keys each open window remembers."""
+
+    def flow(self, bucket: int) -> Flow:
+        """The stages, with what the driver remembers."""
+        flow = super().flow(bucket)
+        if flow.remembered is not None:
+            flow.remembered.of_windows = dict(self.remembered)
+        return flow
 
 
 @dataclass(frozen=True)
@@ -264,7 +281,7 @@ def read_source(task: ReadTask, batches: Batches) -> Batches:
 
 
 def _send_rows(task: ReadTask, rows: Rows, chunk: str, unused: RejectedRows, size: int) -> Batches:
-    yield from packets(task.divide(task.shape.packed(rows), rows.units))
+    yield from packets(task.divide(task.source_shape.packed(rows), rows.units))
     note = {"chunk": chunk, "read": size, "unused": asdict(unused)}
     yield notes(crc32(chunk.encode()) % task.buckets, [json.dumps(note)])
 
@@ -275,7 +292,7 @@ def keep_rows(task: ReadTask, batches: Batches) -> Batches:
     passed = [text for texts in received.values() for text in texts]
     for bucket, table in rows.items():
         name = f"rows/{task.job}-{bucket}-{_attempt()}.arrow"
-        file, digests = bucket_files.keep(task.files, task.shape, bucket, name, table)
+        file, digests = bucket_files.keep(task.files, task.source_shape, bucket, name, table)
         listed = bucket_files.listed_digests(digests)
         passed.append(json.dumps({"file": astuple(file), "digests": listed}))
     if passed:
@@ -285,7 +302,7 @@ def keep_rows(task: ReadTask, batches: Batches) -> Batches:
 def digest_rows(task: ReadTask, batches: Batches) -> Batches:
     """Only say what would be written: for rows that were written before."""
     for table in unpack_packets(batches)[1].values():
-        digests = bucket_files.step_digests(in_order(task.shape.rows(table)))
+        digests = bucket_files.step_digests(in_order(task.source_shape.rows(table)))
         yield notes(0, [json.dumps({"digests": bucket_files.listed_digests(digests)})])
 
 
@@ -300,20 +317,29 @@ def _bound(task: PublishTask, bucket: int) -> Batches:
     chain = task.units.get(bucket, ())
     watermarks = bucket_files.load_segments(task.files, flow, "units", chain)
     parts = [
-        bucket_files.load_waiting(task.files, task.shape, file, task.first, task.end)
+        bucket_files.load_waiting(task.files, task.source_shape, file, task.first, task.end)
         for file in task.waiting
         if file.bucket == bucket
     ]
     totals: list[dict[str, Any]] = []
+    of_operator: list[str] = []
+
+    def note_unused(where: str, unused: RejectedRows) -> None:
+        told = {"chunk": f"{where}, bucket {bucket}", "read": 0, "unused": asdict(unused)}
+        of_operator.append(json.dumps(told))
+
+    flow.note_unused = note_unused
     kept_rows: list[pa.Table] = []
     for step in range(task.first, task.end):
         slices = [(rows, a, b) for rows in parts for at, _, _, a, b in rows.runs if at == step]
-        for window, period, rows in rows_by_window(slices):
+        for window, period, rows in flow.rows_of_step(step, slices):
             keep_mask = flow.bound(window, period, rows)
             counts = flow.count_totals(window, period, rows, keep_mask)
             if counts is not None:
                 totals.append({"total": [step, window], "counts": counts.tolist()})
             added = flow.contributions(window, rows, keep_mask)
+            if flow.query.grouping_sets:
+                added, keep_mask = flow.in_every_set(window, added, keep_mask)
             if keep_mask.any():
                 kept_rows.append(_kept(task, added, keep_mask))
         for due in flow.query.schedule.due(step):
@@ -321,6 +347,8 @@ def _bound(task: PublishTask, bucket: int) -> Batches:
                 flow.evict(due.window)
         flow.evict_periods(step + 1)
     yield notes(bucket, [_save(task, flow, "units", bucket, chain, watermarks)])
+    if of_operator:
+        yield notes(0, of_operator)
     if totals:
         yield notes(0, [json.dumps(total) for total in totals])
     if kept_rows:
@@ -374,6 +402,8 @@ def _publish(task: PublishTask, bucket: int, table: pa.Table | None, texts: list
     streams = task.keys.lent.noise_streams()
     chain = task.groups.get(bucket, ())
     watermarks = bucket_files.load_segments(task.files, flow, "groups", chain)
+    for window, known in task.begins.items():
+        flow.begin_window(window, *known)
     received = [json.loads(text) for text in texts]
     by_step = {} if table is None else dict(by_number(table, "step"))
     for step in range(task.first, task.end):
@@ -391,7 +421,11 @@ def _publish(task: PublishTask, bucket: int, table: pa.Table | None, texts: list
                     yield notes(0, [json.dumps({"totals": [step, due.window, *totals]})])
             if due.release == due.releases:
                 flow.evict(due.window)
-    passed = [text for text, note in zip(texts, received, strict=True) if "stage" in note]
+    passed = [
+        text
+        for text, note in zip(texts, received, strict=True)
+        if "stage" in note or "unused" in note
+    ]
     yield notes(0, [*passed, _save(task, flow, "groups", bucket, chain, watermarks)])
 
 

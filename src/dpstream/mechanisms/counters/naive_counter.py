@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import ClassVar
 
 import numpy as np
 
 from dpstream.counting.noise_process import check_whole
+from dpstream.mechanisms.base import Remembers
 from dpstream.mechanisms.counters.factorised_counter import Coder, CounterMechanism
 from dpstream.records import Integers, Reals
 
@@ -53,6 +55,8 @@ class NaiveCounter(CounterMechanism, identity="naive_counter"):
     >>> series.values.shape, round(counter.stddev(9), 3)
     ((3, 1), 3.0)
     """
+
+    remembers: ClassVar[Remembers] = "answers"
 
     def row_norm(self, step: int) -> float:
         """As many increments as steps."""

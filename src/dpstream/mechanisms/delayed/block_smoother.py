@@ -112,6 +112,7 @@ class BlockSmoother(DelayedMechanism, identity="block_smoother"):
         if last < state.published:
             return state, []
         shares, spread = state.beliefs.look_back(state.published, last, float(self.budget))
+        spread = np.sqrt(spread**2 + state.beliefs.doubt())
         lo, hi, _ = (float(part) for part in self.range)
         out = releases(state.published, lo + shares * (hi - lo), spread * (hi - lo))
         return replace(state, published=last + 1), out

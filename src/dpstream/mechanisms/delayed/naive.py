@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from dpstream.mechanisms.base import SeriesMechanism, Spender, release_or_hold
+from dpstream.mechanisms.base import Remembers, SeriesMechanism, Spender, release_or_hold
 from dpstream.privacy.amounts import laplace_stddev
 from dpstream.records import Integers, Release
 
@@ -30,6 +30,7 @@ class Naive(SeriesMechanism, identity="naive"):
     ((3, 1), 141.4)
     """
 
+    remembers: ClassVar[Remembers] = "releases"
     constant_charges: ClassVar[bool] = True
 
     @cached_property

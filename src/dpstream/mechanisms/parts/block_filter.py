@@ -101,6 +101,8 @@ NEGLIGIBLE = 30.0  # sd / scale from which the noise is a correction, and h^2 / 
 _TINY = 1e-4  # weights below this are left out
 _RETURN = 0.01  # weight that goes back to the prior with every block: a series may change
 
+_DOUBT = 10.0  # to one: what must speak against scatter within blocks before bars leave it out
+
 Rows = tuple[Reals, Reals, Reals, Reals, Reals]
 """Of every block: its middle, length and noisy means, and the beliefs before and after it."""
 
@@ -399,6 +401,20 @@ class Beliefs:
         )
         learnt.__dict__["_room"] = rows, end + 1, taken
         return learnt
+
+    def doubt(self) -> Reals:
+        """What to add to each bin's variance: scatter within blocks that nothing speaks against.
+
+        The mean of a block hardly shows how far apart its values lie: scatter of variance 1/12
+        moves it less than the noise does, and many blocks must be seen before it is ruled out.
+        Until then the mixture's variance is what the prior says. Here the loudest white noise
+        counts as if it had been _DOUBT times as likely, with the variance of a uniform number.
+        """
+        white = MODELS[1]
+        loud = self.weight[:, white == white.max()].sum(axis=1)
+        counted = _DOUBT * loud / (_DOUBT * loud + (1.0 - loud))
+        added: Reals = (counted - loud) * SPREAD
+        return added
 
     def look_back(
         self, first: int, last: int, epsilon: float, *, deviations: int | None = None

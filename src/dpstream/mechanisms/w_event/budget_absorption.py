@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from typing import ClassVar
 
-from dpstream.mechanisms.base import Spender
+from dpstream.mechanisms.base import Remembers, Spender
 from dpstream.mechanisms.parts.publish_or_hold import (
     LastReleases,
     PublishOrHold,
@@ -48,6 +49,8 @@ class BudgetAbsorption(PublishOrHold[Fraction], identity="budget_absorption"):
     >>> series.paid[0], series.values.shape
     (True, (4, 2))
     """
+
+    remembers: ClassVar[Remembers] = "releases"
 
     def start(self) -> BudgetAbsorptionState:
         """Nothing published, nothing saved."""

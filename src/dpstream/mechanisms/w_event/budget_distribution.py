@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import ClassVar
 
-from dpstream.mechanisms.base import Spender
+from dpstream.mechanisms.base import Remembers, Spender
 from dpstream.mechanisms.parts.publish_or_hold import (
     BudgetWindow,
     LastReleases,
@@ -47,6 +48,8 @@ class BudgetDistribution(PublishOrHold[int], identity="budget_distribution"):
     >>> series.paid[0], series.values.shape
     (True, (4, 2))
     """
+
+    remembers: ClassVar[Remembers] = "releases"
 
     def start(self) -> BudgetDistributionState:
         """Nothing published, nothing spent."""

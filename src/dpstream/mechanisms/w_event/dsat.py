@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
+from typing import ClassVar
 
 from dpstream.errors import InvalidParameter
-from dpstream.mechanisms.base import HistogramMechanism, Spender, release_or_hold
+from dpstream.mechanisms.base import HistogramMechanism, Remembers, Spender, release_or_hold
 from dpstream.mechanisms.parts.above_threshold import AboveThreshold, with_changes
 from dpstream.mechanisms.parts.publish_or_hold import BudgetWindow, distance
 from dpstream.privacy.amounts import Amount, laplace_stddev, on_grid, positive, units
@@ -51,6 +52,8 @@ class Dsat(HistogramMechanism, identity="dsat", keys="change adaptive"):
     >>> series.paid[0], series.values.shape
     (True, (4, 2))
     """
+
+    remembers: ClassVar[Remembers] = "thresholds"
 
     change: Amount = 0.025
     adaptive: bool = True

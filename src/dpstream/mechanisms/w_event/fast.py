@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from dpstream.mechanisms.base import HistogramMechanism, Spender
+from dpstream.mechanisms.base import HistogramMechanism, Remembers, Spender
 from dpstream.privacy.amounts import on_grid
 from dpstream.privacy.state.serial import storable
 from dpstream.records import Integers, Reals, Release
@@ -103,6 +103,7 @@ class FastW(HistogramMechanism, identity="fast_w"):
     [True, True, True, False]
     """
 
+    remembers: ClassVar[Remembers] = "answers"
     publishes_stddev: ClassVar[bool] = False
 
     @cached_property

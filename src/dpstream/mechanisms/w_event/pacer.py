@@ -11,12 +11,13 @@ from bisect import bisect_left
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property, lru_cache
+from typing import ClassVar
 
 import numpy as np
 
 from dpstream.compiled import njit
 from dpstream.errors import InvalidParameter
-from dpstream.mechanisms.base import HistogramMechanism, Spender
+from dpstream.mechanisms.base import HistogramMechanism, Remembers, Spender
 from dpstream.mechanisms.w_event.pacer_jumps import (
     SHIFT,
     SPIKE,
@@ -114,6 +115,8 @@ class Pacer(HistogramMechanism, identity="pacer", keys="gamma"):
     >>> series.paid[0], series.values.shape
     (True, (9, 2))
     """
+
+    remembers: ClassVar[Remembers] = "answers"
 
     gamma: Amount = 0.5
 

@@ -34,6 +34,7 @@ SPIKE, SHIFT, SQUARE = 0, 1, 2
 _MOST = 0.5  # weight of surprised models from which a release is a jump
 _MEMORY = 50.0  # releases after which an earlier jump counts for a third
 _OFTEN = 5.0  # spikes within the memory from which they are no outliers
+_RECENT = 20.0  # releases after which a shift is as well known as all else
 _WINDOWS = 4.0  # windows that the costs of jumps are remembered for
 
 
@@ -45,6 +46,7 @@ class Jumps:
     counts: Reals  # spikes, shifts x bins: how many, fading; from 1 each
     sizes: Reals  # sums of sizes, and of squared shifts x bins: fading
     steps: float  # that they were seen in, fading
+    fresh: Reals  # releases since a recent shift, their mean, its variance x bins
     bins: Integers  # whose newest release was a jump
     before: Bank | None = None  # of these bins, without that release
 
@@ -55,6 +57,7 @@ def no_jumps(bins: int, window: int) -> Jumps:
         counts=np.ones((2, bins)),
         sizes=np.zeros((3, bins)),
         steps=float(window),
+        fresh=np.zeros((3, bins)),
         bins=np.zeros(0, np.int64),
     )
 
@@ -66,6 +69,7 @@ def learn_jumps(
     new, belief = learn(bank, z, scale, gap, grid)
     fade, fade_steps = math.exp(-1.0 / _MEMORY), math.exp(-gap / (_WINDOWS * window))
     counts, sizes = _fade(jumps.counts, jumps.sizes, fade, fade_steps)
+    fresh = _average(jumps.fresh, z, 2.0 * scale * scale)
     bins, before = jumps.bins, jumps.before
     forgotten = bins[:0]  # positions in `bins`
     if before is not None:
@@ -80,10 +84,12 @@ def learn_jumps(
         forgotten = np.flatnonzero(spike)
         _put(new, bins[forgotten], old, forgotten)
         _put(belief, bins[forgotten], old_belief, forgotten)
+        fresh[0, bins[forgotten]] = 0.0
     steps = fade_steps * jumps.steps + gap
     found = _find(belief.surprised, counts, _MOST, 1.0 + _OFTEN)
     kept = None
     if len(found):
+        fresh[0, found], fresh[1, found], fresh[2, found] = 1.0, z[found], 2.0 * scale * scale
         kept = Bank(
             weight=bank.weight[found],
             mean=bank.mean[found],
@@ -97,7 +103,8 @@ def learn_jumps(
             )
             _put(kept, again, before, forgotten[which])
         kept.variance[:] += grid.drift * gap
-    jumps = Jumps(counts=counts, sizes=sizes, steps=steps, bins=found, before=kept)
+    jumps = Jumps(counts=counts, sizes=sizes, steps=steps, fresh=fresh, bins=found, before=kept)
+    _doubt(belief.variance, belief.count, fresh)
     return jumps, new, belief
 
 
@@ -126,6 +133,32 @@ def _find(surprised: Reals, counts: Reals, most: float, often: float) -> Integer
     return found[:size].copy()
 
 
+@njit(cache=True, nogil=True, error_model="numpy")
+def _average(fresh: Reals, z: Reals, noise: float) -> Reals:
+    """The mean of the releases since a shift, with one more; none once there are _RECENT."""
+    new = np.zeros_like(fresh)
+    for j in range(len(z)):
+        if 0.0 < fresh[0, j] < _RECENT:
+            new[0, j] = fresh[0, j] + 1.0
+            share = 1.0 / new[0, j]
+            new[1, j] = fresh[1, j] + share * (z[j] - fresh[1, j])
+            new[2, j] = (1.0 - share) ** 2 * fresh[2, j] + share * share * noise
+    return new
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _doubt(variance: Reals, level: Reals, fresh: Reals) -> None:
+    """After a shift the variance is at least that of who knows the releases since then alone.
+
+    Models that hold on to a level from before the shift, or remember one from long ago, say too
+    little: releases that none of them expected have moved them, and they do not know it.
+    """
+    for j in range(len(variance)):
+        if fresh[0, j] > 0.0:
+            away = level[j] - fresh[1, j]
+            variance[j] = max(variance[j], fresh[2, j] + away * away)
+
+
 def hold(jumps: Jumps, shifted: Later, after: float, grid: Models, gamma: float) -> Later:
     """What to hold until the next release, `shifted` being what follows if no jump was a spike.
 
@@ -134,6 +167,7 @@ def hold(jumps: Jumps, shifted: Later, after: float, grid: Models, gamma: float)
     shifts have been like. Spikes to come are left out: they are rare, and would be all of it.
     """
     _grow(shifted.growth, jumps.sizes, jumps.steps)
+    _doubt(shifted.variance, shifted.level, jumps.fresh)
     if jumps.before is None:
         return shifted
     bins, back = jumps.bins, later(jumps.before, after, grid)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
-from dpstream.mechanisms.base import HistogramMechanism, Spender, release_or_hold
+from dpstream.mechanisms.base import HistogramMechanism, Remembers, Spender, release_or_hold
 from dpstream.privacy.amounts import laplace_stddev
 from dpstream.privacy.sensitivity import histogram_change
 from dpstream.privacy.state.serial import storable
@@ -36,6 +37,8 @@ class Sample(HistogramMechanism, identity="sample"):
     >>> series.paid, bool((series.values[0] == series.values[1]).all())
     ([True, False, False, True], True)
     """
+
+    remembers: ClassVar[Remembers] = "releases"
 
     def start(self) -> SampleState:
         """Nothing published yet."""

@@ -6,15 +6,15 @@ import math
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
-from typing import Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 
 from dpstream.errors import InvalidParameter
-from dpstream.mechanisms.base import HistogramMechanism, Spender, release_or_hold, whole
+from dpstream.mechanisms.base import HistogramMechanism, Remembers, Spender, release_or_hold, whole
 from dpstream.mechanisms.parts.above_threshold import AboveThreshold, with_changes
 from dpstream.mechanisms.parts.publish_or_hold import BudgetWindow, distance
-from dpstream.privacy.amounts import floor_units, laplace_stddev, on_grid, units
+from dpstream.privacy.amounts import Amount, exact, floor_units, laplace_stddev, on_grid, units
 from dpstream.privacy.sensitivity import histogram_change
 from dpstream.privacy.state.serial import storable
 from dpstream.records import Integers, Reals, Release
@@ -73,30 +73,32 @@ class AllHistory:
 @storable("decayed changes")
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Decayed:
-    """Squared changes, halved for every window begun since, over the number of all changes.
+    """Squared changes, divided by `base` for every window begun since, over the number of all.
 
-    Changes whose steps are equal modulo w halve together, so w sums are enough.
+    Changes whose steps are equal modulo w decay together, so w sums are enough.
     """
 
     phases: Reals = field(repr=False)
     step: int = 0
     count: int = 0
+    base: float = 2.0
 
     def add(self, step: int, old: Integers, new: Integers) -> Decayed:
-        """Halve what has aged, then add one squared change."""
+        """Divide what has aged, then add one squared change."""
         width = len(self.phases)
         phase = np.arange(width)
         turns = (step - phase) // width - (self.step - phase) // width
-        phases = np.ldexp(self.phases, -turns)
+        phases = self.phases * self.base**-turns
         phases[step % width] += _mean_square(old, new)
-        return Decayed(phases=phases, step=step, count=self.count + 1)
+        return Decayed(phases=phases, step=step, count=self.count + 1, base=self.base)
 
     def variance(self) -> float:
-        """The decayed sum over the count; a change of this very step is not halved yet."""
+        """The decayed sum over the count; a change of this very step has not decayed yet."""
         if not self.count:
             return 0.0
         now = float(self.phases[self.step % len(self.phases)])
-        return (float(self.phases.sum()) + now) / (2 * self.count)
+        total = float(self.phases.sum()) + (self.base - 1) * now
+        return total / (self.base * self.count)
 
 
 def _mean_square(old: Integers, new: Integers) -> float:
@@ -141,12 +143,16 @@ class Costs:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Spas(HistogramMechanism, identity="spas", keys="update warm_up"):
+class Spas(
+    HistogramMechanism, identity="spas", keys="update warm_up theta decay_base testing_share"
+):
     """Publish with epsilon_p / C*, C* the sampling count that past releases make optimal.
 
-    epsilon_p is 3/4 of epsilon; the tests' runs share the rest. The first window publishes every
-    `warm_up` steps. `update` names how C* looks back: over two windows, over everything ("all"),
-    or with "decay". Values are those of the last publication: counts plus noise, not clamped.
+    epsilon_p is 3/4 of epsilon; the tests' runs share the rest, which is `testing_share` of it. The
+    first window publishes every `warm_up` steps. `update` names how C* looks back: over two
+    windows, over everything ("all"), or with "decay", by a factor of `decay_base` for each window.
+    `theta` is the share of held steps that C* takes the tests to have missed. Values are those of
+    the last publication: counts plus noise, not clamped.
 
     Guarantee: w-event epsilon-DP, w = `window`: publications in a window cost at most epsilon_p;
         the runs that overlap it, at most epsilon_s. Nothing is tested unless what a "yes" would
@@ -163,19 +169,38 @@ class Spas(HistogramMechanism, identity="spas", keys="update warm_up"):
     ([True, False, False], (4, 2))
     """
 
+    remembers: ClassVar[Remembers] = "thresholds"
+
     update: Update = "two_windows"
     warm_up: int = 20
+    theta: Amount = Fraction(1, 2)
+    decay_base: Amount = 2
+    testing_share: Amount = Fraction(1, 4)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "warm_up", whole(self.warm_up, "warm_up", at_least=1))
         if self.update not in get_args(Update):
             raise InvalidParameter(f"update must be two_windows, all or decay; got {self.update!r}")
+        for name, least, most in (
+            ("theta", 0, 1),
+            ("decay_base", 1, math.inf),
+            ("testing_share", 0, 1),
+        ):
+            value = Fraction(exact(getattr(self, name), name))
+            object.__setattr__(self, name, value)
+            if not least < value or value > most or (value == most and name == "testing_share"):
+                raise InvalidParameter(f"{name} must lie between {least} and {most}; got {value}")
+
+    def written(self) -> dict[str, Any]:
+        """Parameters that came later have a key only where they differ from what was always so."""
+        usual = {"theta": Fraction(1, 2), "decay_base": 2, "testing_share": Fraction(1, 4)}
+        return {k: v for k, v in super().written().items() if k not in usual or v != usual[k]}
 
     @cached_property
     def testing(self) -> Fraction:
         """epsilon_s, for the tests."""
-        return on_grid(self.budget / 4)
+        return on_grid(self.budget * Fraction(self.testing_share))
 
     @cached_property
     def publishing(self) -> Fraction:
@@ -187,7 +212,7 @@ class Spas(HistogramMechanism, identity="spas", keys="update warm_up"):
         changes: dict[Update, ReleaseChanges] = {
             "two_windows": TwoWindows(window=self.window),
             "all": AllHistory(),
-            "decay": Decayed(phases=np.zeros(self.window)),
+            "decay": Decayed(phases=np.zeros(self.window), base=float(self.decay_base)),
         }
         empty = BudgetWindow(width=self.window)
         return SpasState(published=empty, runs=empty, changes=changes[self.update])
@@ -282,6 +307,31 @@ class Spas(HistogramMechanism, identity="spas", keys="update warm_up"):
         )
 
     def _count(self, variance: float) -> int:
-        """C* = epsilon_p sqrt(3 Var) / 6 (Theorem 1), between 1 and w."""
-        best = float(self.publishing) / 6 * math.sqrt(3 * variance)
+        """C* of Theorem 1, between 1 and w: epsilon_p sqrt(3 Var) / 6 for theta = 1/2."""
+        publishing = float(self.publishing)
+        best = publishing / 6 * math.sqrt(3 * variance)
+        if self.theta != Fraction(1, 2):
+            best = best_count(variance, publishing, self.window, float(self.theta))
         return max(1, min(self.window, round(min(best, float(self.window)))))
+
+
+def best_count(variance: float, epsilon: float, window: int, theta: float) -> float:
+    """The count at which `window_variance` is least.
+
+    >>> round(best_count(10.0, 1.0, 10, 0.5), 3), round(best_count(1000.0, 1.0, 10, 0.25), 3)
+    (0.913, 6.385)
+    """
+    rest = (1 - 2 * theta) * window
+    return (math.sqrt(rest**2 + 3 * theta**2 * variance * epsilon**2) - rest) / (6 * theta)
+
+
+def window_variance(
+    count: float, variance: float, epsilon: float, window: int, theta: float
+) -> float:
+    """The error of a window with `count` publications, if tests miss `theta` of what they hold.
+
+    Equation 2 of the paper: missed steps are as far off as releases are from one another, all
+    others as a publication's noise.
+    """
+    missed, noise = theta * (window - count), 2 * (count / epsilon) ** 2
+    return missed * variance + (window - 2 * missed) * noise

@@ -7,7 +7,7 @@ from fractions import Fraction
 from functools import cached_property
 from typing import ClassVar
 
-from dpstream.mechanisms.base import HistogramMechanism, Spender, release_or_hold
+from dpstream.mechanisms.base import HistogramMechanism, Remembers, Spender, release_or_hold
 from dpstream.privacy.amounts import laplace_stddev
 from dpstream.privacy.sensitivity import histogram_change
 from dpstream.records import Integers, Release
@@ -29,6 +29,7 @@ class Uniform(HistogramMechanism, identity="uniform"):
     ([True, True, True], (3, 1))
     """
 
+    remembers: ClassVar[Remembers] = "releases"
     constant_charges: ClassVar[bool] = True
 
     @cached_property

@@ -15,7 +15,7 @@ from typing import TypeAlias
 import numpy as np
 import scipy  # which loads `scipy.optimize` when it is used: a start takes less
 from numpy.typing import NDArray
-from scipy.special import erfcx, ndtr
+from scipy.special import erfcx, log_ndtr, ndtr, ndtri_exp
 
 from dpstream.errors import InvalidParameter
 
@@ -215,3 +215,34 @@ def pure_rho_above(epsilon: Fraction) -> Fraction:
     """
     square = epsilon * epsilon
     return min(square / 2 - square**2 / 24 + square**3 / 240, epsilon)
+
+
+def pure_mu_above(epsilon: Number) -> Fraction:
+    """A rational not below 2 Phi^-1(e^epsilon / (1 + e^epsilon)): epsilon-DP is mu-GDP.
+
+    >>> f"{float(pure_mu_above(1)):.6f}"
+    '1.232035'
+    """
+    budget = number("epsilon", epsilon)
+    mu = -2 * float(ndtri_exp(-budget - math.log1p(math.exp(-budget))))
+    return Fraction(mu * (1 + ROUND) + ROUND)
+
+
+def choice_mu_above(epsilon: Number) -> Fraction:
+    """The same for the exponential mechanism: the logarithms of its odds span epsilon at most.
+
+    >>> f"{float(choice_mu_above(1)):.6f}"
+    '0.623893'
+    """
+    return pure_mu_above(Fraction(number("epsilon", epsilon)) / 2)
+
+
+def choice_epsilon(mu: Number) -> Fraction:
+    """The largest epsilon of an exponential mechanism that `choice_mu_above` shows to be mu-GDP.
+
+    >>> f"{float(choice_epsilon(1)):.6f}"
+    '1.613931'
+    """
+    mean = number("mu", mu)
+    guess = 2 * float(log_ndtr(mean / 2) - log_ndtr(-mean / 2))
+    return Fraction(last_safe(lambda epsilon: choice_mu_above(epsilon) <= mean, 0.0, guess * 1.01))

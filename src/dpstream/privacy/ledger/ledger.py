@@ -482,7 +482,8 @@ class Ledger:
                 raise LedgerError(
                     f"run {run[:8]} was to end with the last period before this one (dpstream "
                     "apply), and nothing more of it is paid for; have the change taken up: start "
-                    "the pipeline again, or send SIGHUP (dpstream serve: POST /reload)"
+                    "the pipeline again, or send SIGHUP (dpstream serve: POST /reload); if an "
+                    "apply was broken off, call it once more"
                 )
             if begun is None or period > begun:
                 self._note(dataset, run, begun=period)
@@ -491,7 +492,8 @@ class Ledger:
     def limit(self, dataset: str, run: str, until: int | None, *, because: str, who: str) -> None:
         """Let a run begin no period after `until`, and pay for none; None: take that back.
 
-        Later periods are free for others from now on. Taken back, they must be free still.
+        Later periods are free for others from now on. Taken back, they must be free still, in the
+        book and in the share of the analyst who asked for the run.
         """
         _refuse_no_reason("the last period of a run", because)
         with self._locked():
@@ -513,6 +515,9 @@ class Ledger:
                     f"{book_in_words(dataset, self.path)}: the later periods of run {run[:8]} were "
                     "given to others since, and cannot be given back to it"
                 ) from None
+            if book.principals:
+                shares = Shares(wider, lambda run: self._known(run).analyst)
+                shares.refuse_more(dataset, run, self.path)
             self._change(record, because, who)
 
     @_done_anew
@@ -609,6 +614,17 @@ class Ledger:
             return not identity
         with self._locked():
             return self._journal.replaces(identity) or identity in self._moved_from
+
+    @property
+    def moved_to(self) -> LedgerPlace | None:
+        """Where it is since it was moved, and fenced here; None: it is charged here."""
+        if self._journal is None:
+            return None
+        with self._lock, self._journal.locked():
+            for record in self._journal.read_all():
+                if "moved" in record:
+                    return as_ledger_place(record["moved"])
+        return None
 
     def head(self) -> tuple[int, str]:
         """Where the file ends now, to recognise it later; (0, "") in memory."""
@@ -975,6 +991,23 @@ class Ledger:
                 f"run {run[:8]} was started again by another process, from a copy of its state "
                 "directory; two would put the same noise on different data, so this one stops"
             )
+
+
+def follow_moves(place: LedgerPlace) -> LedgerPlace:
+    """Where the ledger of a place is since it was moved (`dpstream ledger move`)."""
+    seen = [str(place)]
+    while True:
+        with closing(Ledger(place)) as ledger:
+            moved = ledger.moved_to
+        if moved is None:
+            return place
+        if str(moved) in seen or not moved.exists():
+            raise LedgerError(
+                f"{place} was moved to {moved}, and there is no ledger there; finish the move (the "
+                "same dpstream ledger move again), or restore it"
+            )
+        place = moved
+        seen.append(str(place))
 
 
 def warn_of_own_book(what: str, state: str | Path | None, *, stacklevel: int) -> None:

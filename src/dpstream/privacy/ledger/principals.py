@@ -18,6 +18,7 @@ from dpstream.privacy.ledger.charges import Allowance, Charge, Terms
 from dpstream.privacy.ledger.refusals import amount_in_words, book_in_words
 from dpstream.privacy.ledger.store import LedgerPlace
 
+SLACKS = ("delta_slack", "rounding_slack")
 AnalystOf = Callable[[str], str]
 """Who asked for a run."""
 
@@ -68,7 +69,7 @@ class Shares:
         over = account.loss_with(charge) > floor_units(terms.total * share)
         if over or any(
             account.spent_slack(name, charge) + getattr(charge, name) > getattr(terms, name) * share
-            for name in ("delta_slack", "rounding_slack")
+            for name in SLACKS
         ):
             left = max(terms.total * share - self.spent(analyst), Fraction(0))
             why = "" if over else ", and its part of delta is used up"
@@ -76,6 +77,26 @@ class Shares:
                 f"{which}: the share of {analyst!r}, {float(share):g} of the book, is used up: "
                 f"{query!r} asks for {amount_in_words(terms, charge.amount)}, and "
                 f"{amount_in_words(terms, left)} is left of it{why}; lower its epsilon, or "
+                f"{_allow(dataset, path, analyst)} --share ..."
+            )
+
+    def refuse_more(self, dataset: str, run: str, path: LedgerPlace | None) -> None:
+        """Refuse to give a run the periods back that it was to leave, if its analyst's share has
+        no room for them."""
+        analyst, terms = self._analyst_of(run), self.book.terms
+        allowed = self.book.principals.get(analyst)
+        if allowed is None:
+            return
+        account = self._account(analyst, "")
+        dated = account.periods.worst()
+        slacks = [(name, getattr(account, name) + getattr(dated, name)) for name in SLACKS]
+        if account.most > floor_units(terms.total * allowed.share) or any(
+            spent > getattr(terms, name) * allowed.share for name, spent in slacks
+        ):
+            raise BudgetExceeded(
+                f"{book_in_words(dataset, path)}: the later periods of run {run[:8]} cannot be "
+                f"given back to it: the share of {analyst!r}, {float(allowed.share):g} of the "
+                f"book, was spent on others since; take one of those back, or "
                 f"{_allow(dataset, path, analyst)} --share ..."
             )
 

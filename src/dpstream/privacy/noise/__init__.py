@@ -8,6 +8,7 @@ import this package.
 from dpstream.privacy.noise.exact_samplers import (
     add_laplace,
     choose,
+    choose_each,
     discrete_gaussian,
     discrete_laplace,
     respond,
@@ -27,6 +28,7 @@ __all__ = [
     "Stream",
     "add_laplace",
     "choose",
+    "choose_each",
     "discrete_gaussian",
     "discrete_laplace",
     "normals",

@@ -32,7 +32,8 @@ from dpstream.privacy.noise.keyed_draws import SMALL, Draws, counter
 from dpstream.records import Integers, Words
 
 Status = npt.NDArray[np.int8]
-Kernel = Callable[[Words, Status, Integers], int]
+Kernel = Callable[[Integers, Words, Status, Integers], int]
+"""(which draws, their words, status, values): how many are not accepted."""
 
 REJECTED, ACCEPTED, UNSURE = 0, 1, 2
 MARGIN = 2.0**-45
@@ -54,8 +55,8 @@ def discrete_laplace(draws: Draws, scale: Fraction, *, margin: float = MARGIN) -
     real = _check_scale(scale)
     return _sample(
         draws,
-        lambda words, status, values: laplace_kernel(words, real, margin, status, values),
-        lambda word, first, _: _signed(word, first.floor_minus_log(scale)),
+        lambda _, words, status, values: laplace_kernel(words, real, margin, status, values),
+        lambda _, word, first, __: _signed(word, first.floor_minus_log(scale)),
     )
 
 
@@ -90,7 +91,7 @@ def discrete_gaussian(draws: Draws, variance: Fraction, *, margin: float = MARGI
     proposal = math.isqrt(variance.numerator // variance.denominator) + 1
     scale = _check_scale(Fraction(proposal))
 
-    def settle(word: int, first: LazyUniform, second: LazyUniform) -> tuple[int, int]:
+    def settle(_: int, word: int, first: LazyUniform, second: LazyUniform) -> tuple[int, int]:
         status, value = _signed(word, first.floor_minus_log(Fraction(proposal)))
         rate = (abs(value) - variance / proposal) ** 2 / (2 * variance)
         if status == ACCEPTED and not second.below_exp(rate):
@@ -99,7 +100,9 @@ def discrete_gaussian(draws: Draws, variance: Fraction, *, margin: float = MARGI
 
     return _sample(
         draws,
-        lambda words, status, values: gaussian_kernel(words, scale, real, margin, status, values),
+        lambda _, words, status, values: gaussian_kernel(
+            words, scale, real, margin, status, values
+        ),
         settle,
     )
 
@@ -133,15 +136,48 @@ def weighted(draws: Draws, gaps: Integers, slope: Fraction, margin: float) -> In
     rates, count = gaps.astype(np.float64) * float(slope), len(gaps)
     limit = _largest_multiple(count)
 
-    def settle(word: int, _: LazyUniform, second: LazyUniform) -> tuple[int, int]:
+    def settle(_: int, word: int, __: LazyUniform, second: LazyUniform) -> tuple[int, int]:
         j = word % count
         return (ACCEPTED if second.below_exp(int(gaps[j]) * slope) else REJECTED), j
 
     return _sample(
         draws,
-        lambda words, status, values: weighted_kernel(words, rates, limit, margin, status, values),
+        lambda _, words, status, values: weighted_kernel(
+            words, rates, limit, margin, status, values
+        ),
         settle,
     )
+
+
+def choose_each(
+    draws: Draws,
+    count: int,
+    gaps: Callable[[Integers, Integers], Integers],
+    slope: Fraction,
+    *,
+    margin: float = MARGIN,
+) -> Integers:
+    """For every draw a candidate below `count`, with probability proportional to exp(-gap slope).
+
+    `gaps(which, candidates)`: the gaps of these candidates of these draws, whole numbers from 0
+    (the best candidate of a draw) to 2^62.
+    """
+    _check_candidates(count)
+    if slope <= 0:
+        raise InvalidParameter(f"a choice needs a slope above 0; got {slope}")
+    limit, steepness = _largest_multiple(count), float(slope)
+
+    def kernel(which: Integers, words: Words, status: Status, values: Integers) -> int:
+        uniform_kernel(words, np.uint64(count), limit, status, values)
+        rates = gaps(which, values).astype(np.float64) * steepness
+        return int(keep_kernel(words, rates, margin, status))
+
+    def settle(draw: int, word: int, _: LazyUniform, second: LazyUniform) -> tuple[int, int]:
+        j = word % count
+        gap = int(gaps(np.array([draw]), np.array([j]))[0])
+        return (ACCEPTED if second.below_exp(gap * slope) else REJECTED), j
+
+    return _sample(draws, kernel, settle)
 
 
 @lru_cache(maxsize=1024)
@@ -197,7 +233,7 @@ def _attempts(
     words = draws.blocks(which, np.array(numbers * len(pending) if ahead > 1 else numbers))
     status = np.empty(len(which), dtype=np.int8)
     values = np.empty(len(which), dtype=np.int64)
-    if kernel(words, status, values) == 0 and ahead == 1:
+    if kernel(which, words, status, values) == 0 and ahead == 1:
         return _NONE, values
     for row in np.flatnonzero(status == UNSURE):
         status[row], values[row] = _settle(
@@ -215,7 +251,7 @@ def _settle(draws: Draws, draw: int, attempt: int, words: Words, settle: Settle)
 
     first = LazyUniform(int(words[0]) >> 1, 63, more(0))
     second = LazyUniform(int(words[1]), 64, more(1))
-    return settle(int(words[0]), first, second)
+    return settle(draw, int(words[0]), first, second)
 
 
 def _signed(word: int, magnitude: int) -> tuple[int, int]:
@@ -284,7 +320,8 @@ def exp_bounds(rate: Fraction, digits: int) -> tuple[Fraction, Fraction]:
     return Fraction(low), Fraction(high)
 
 
-Settle = Callable[[int, LazyUniform, LazyUniform], tuple[int, int]]
+Settle = Callable[[int, int, LazyUniform, LazyUniform], tuple[int, int]]
+"""(draw, its first word, two uniforms): (status, value), decided exactly."""
 
 
 @njit(cache=True, nogil=True, inline="always")
@@ -393,6 +430,16 @@ def weighted_kernel(words, rates, limit, margin, status, values):  # type: ignor
             continue
         rate_error = margin * (rate + 1.0)
         status[row] = _below_exp(words[row, 1], rate, rate_error, margin)
+    return _undone(status)
+
+
+@njit(cache=True, nogil=True)
+def keep_kernel(words, rates, margin, status):  # type: ignore[no-untyped-def]
+    """Of values that `uniform_kernel` has drawn, each kept with probability exp(-its rate)."""
+    for row in range(words.shape[0]):
+        if status[row] != REJECTED and rates[row] > 0.0:
+            rate_error = margin * (rates[row] + 1.0)
+            status[row] = _below_exp(words[row, 1], rates[row], rate_error, margin)
     return _undone(status)
 
 

@@ -29,7 +29,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from dpstream.errors import StateError
-from dpstream.privacy.ledger.ledger import Ledger
+from dpstream.privacy.ledger.ledger import Ledger, follow_moves
 from dpstream.privacy.ledger.store import LedgerPlace, as_ledger_place, open_store
 from dpstream.privacy.state.durable_files import erase, make_directory, replace, sync_directory
 from dpstream.privacy.state.inspection import saved_step
@@ -138,6 +138,7 @@ def _ledgers(folder: Path) -> dict[Path, LedgerPlace]:
             book = folder / book.name  # it was moved with the directory
         if not book.exists():
             raise StateError(f"{place} is charged to {book}, which is not there; restore it first")
+        book = follow_moves(book)
         found[place] = book.resolve() if isinstance(book, Path) else book
     return found
 
@@ -499,7 +500,7 @@ def move(folder: Path, to: Path, *, because: str, who: str) -> None:
             book = to / book.relative_to(folder)
         if book == ledger_place(place, about) and not about["own ledger"]:
             continue  # it is outside, and has not moved
-        with closing(Ledger(book)) as ledger:
+        with closing(Ledger(follow_moves(book))) as ledger:
             adopt(place, ledger=ledger, because=because, who=who)
     if copied:
         for path in hidden.rglob("*.key"):

@@ -18,7 +18,7 @@ from dpstream.privacy.state.identity import readable
 from dpstream.privacy.state.journal import Journal, Record
 from dpstream.privacy.state.run_directory import (
     About,
-    ledger_place,
+    current_ledger_place,
     read_about,
     refuse_moved,
     wrapping_secrets,
@@ -45,7 +45,7 @@ def describe(place: Path) -> dict[str, Any]:
     """What a directory is: its run, how far it is, what it takes."""
     about = _about(place)
     log = _log_records(place, about)
-    book = ledger_place(place, about)
+    book = current_ledger_place(place, about)
     windows = WindowNumbers(place, about)
     sizes = [path.stat().st_size for path in place.rglob("*") if path.is_file()]
     facts: dict[str, Any] = {
@@ -140,12 +140,15 @@ def _faults_by_law(
     if secret is not None and secret.key("check", about["run"]) != about["secret check"]:
         yield f"{place} was made with another secret"
         secret = None
-    yield from windows.faults(secret)
-    path = book or ledger_place(place, about)
+    path = book or current_ledger_place(place, about)
     if not path.exists():
+        yield from windows.faults(secret)
         yield f"{place} is charged to {path}, which is not there"
         return
     with closing(Ledger(path)) as ledger:
+        ended = ledger.known(about["run"].hex()).ended is not None
+        if not ended:  # its keys are erased then
+            yield from windows.faults(secret)
         if book is None:  # a backup's ledger is a copy
             try:
                 refuse_moved(place, about, ledger)
@@ -156,7 +159,7 @@ def _faults_by_law(
             if Fraction(one["left"]) < 0:
                 yield f"{path}: more than all of the budget of {one['dataset']!r} is spent"
         epochs = [record["epoch"] for record in records if "epoch" in record]
-        if known.epoch and known.epoch not in epochs:
+        if known.epoch and known.epoch not in epochs and not ended:
             yield f"{place} is older than what {path} has seen of its run"
         for step, digest in ledger.steps_of(run)[0].items():
             if logged.get(step, digest) != digest:

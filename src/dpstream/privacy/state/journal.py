@@ -72,6 +72,29 @@ class _Process:
 this_process = _Process()
 
 
+@contextmanager
+def try_lock(path: Path) -> Iterator[bool]:
+    """Lock a journal that may be removed at any moment, and is never made here.
+
+    False: another process has it, or has put another file in its place. A journal that is not there
+    is nobody's.
+    """
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        yield True
+        return
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            free = os.path.samestat(os.stat(path), os.fstat(fd))
+        except (BlockingIOError, FileNotFoundError):
+            free = False
+        yield free
+    finally:
+        os.close(fd)
+
+
 class JournalEnd(NamedTuple):
     """An end that the journal had; `torn`: a later one was noted, and cannot be read."""
 

@@ -16,7 +16,8 @@ What a kill can leave is never refused: the log is ahead of the ledger, and noth
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +25,7 @@ from typing import Any
 
 from dpstream.errors import StateError
 from dpstream.privacy.ledger.charges import KnownRun
-from dpstream.privacy.ledger.ledger import Ledger
+from dpstream.privacy.ledger.ledger import Ledger, follow_moves
 from dpstream.privacy.ledger.refusals import refuse_ended
 from dpstream.privacy.ledger.store import LedgerPlace, as_ledger_place
 from dpstream.privacy.state import (
@@ -420,6 +421,25 @@ def ledger_place(folder: Path, about: About) -> LedgerPlace:
     return folder / "ledger" if about["own ledger"] else as_ledger_place(about["ledger place"])
 
 
+def current_ledger_place(
+    folder: Path, about: About, others: Iterable[LedgerPlace] = ()
+) -> LedgerPlace:
+    """The same, or where the ledger is since it was moved (`dpstream ledger move`).
+
+    A directory that was not started since then names the old place, where a fence says to which
+    one it went. `others`: ledgers to look at where that one is gone.
+    """
+    place = ledger_place(folder, about)
+    if place.exists():
+        return follow_moves(place)
+    for other in others:
+        if other.exists():
+            with closing(Ledger(other)) as ledger:
+                if ledger.moved_to is None and ledger.replaces(about["ledger"]):
+                    return other
+    return place
+
+
 def _is_own(folder: Path, ledger: Ledger) -> bool:
     return ledger.place is not None and ledger.place == folder.resolve() / "ledger"
 
@@ -542,8 +562,9 @@ def restore_run(
 
     The log takes the digests of the steps that it lacks from the ledger, so that a step is drawn
     again only for the rows that it had (and from where it had read them, if they are live). Keys
-    that are gone, or that the copy does not have, are given up with their windows. A new epoch
-    fences every other copy. What cannot be repeated for certain is refused.
+    that are gone, or that the copy does not have, are given up with their windows, and with all
+    that are open where what these draw depends on them. A new epoch fences every other copy. What
+    cannot be repeated for certain is refused.
     """
     about = read_about(folder)
     if about is None:
@@ -559,7 +580,8 @@ def restore_run(
         if known.minted:
             keys = WindowKeys(folder / "windows", nothing, run=about["run"])
             final = range(keys.final, max(keys.final, known.final))
-            lost = keys.abandon(minted=known.minted, final=known.final)
+            together = _depend_on_others(about, later_final=bool(final))
+            lost = keys.abandon(minted=known.minted, final=known.final, together=together)
         gone = [[final.start, final.stop], *([window, window + 1] for window in lost)]
         own = {"own ledger": book == home / "ledger", "ledger place": str(book)}
         about = about | {"ledger": ledger.identity()} | own
@@ -571,6 +593,28 @@ def restore_run(
     return RestoredRun(
         about=about, logged=logged, told=known.reached + 1, final=final, lost=tuple(lost)
     )
+
+
+def _depend_on_others(about: About, *, later_final: bool) -> bool:
+    """Would windows draw other noise, or under other sums, than before, if some are given up?
+
+    Windows that remember keys begin with what tables of earlier ones have shown, and those of
+    windows that are final are not made again. And bounding prefers keys that a window remembers,
+    which one that was given up does not: so a unit may have more or less left for other windows,
+    unless it has no others (its period is a window), or each row is a group of its own: then order
+    matters only to who has nothing left. Proof: `docs/soundness/latched.md`, section 12.
+    """
+    facts = about.get("facts", {})
+    if "remember_keys" not in facts:
+        return False
+    names = ("window", "period", "start", "time_zone")
+    window, period, start, zone = (json.loads(facts[name]) for name in names)
+    alone = (
+        (window["class"], window["is"], zone) == ("tumble", {"size": period}, "UTC")
+        and isinstance(start, int)
+        and start % period == 0
+    )
+    return later_final or not (alone or facts["max_rows_per_group"] == "1")
 
 
 def wrapping_path(folder: Path, rotations: int) -> Path:

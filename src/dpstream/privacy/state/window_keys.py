@@ -17,7 +17,7 @@ from typing import Protocol
 
 from cryptography.hazmat.primitives.keywrap import InvalidUnwrap, aes_key_unwrap, aes_key_wrap
 
-from dpstream.errors import StateError
+from dpstream.errors import NoiseReuse, StateError
 from dpstream.privacy.state.durable_files import (
     create_exclusive,
     erase,
@@ -34,6 +34,9 @@ class WindowKeySource(Protocol):
     def mint(self, window: int) -> bytes:
         """Make the window's key before its first draw; a second call returns it."""
 
+    def note_content(self, window: int, digest: bytes) -> None:
+        """What a window begins with, before its first draw; later it must be the same."""
+
     def erase(self, window: int) -> None:
         """Forget the window's key for good."""
 
@@ -47,6 +50,8 @@ class WindowKeys:
     Windows are opened from 0 on, those in between being minted with them. So the file `minted`
     tells a key that is lost from one that never was, and `mint` refuses the first: another key
     would publish a second noisy copy.
+
+    `<window>.begins` is a digest of what a window began with, where that fixes its noise.
 
     `wrapping`: what wraps keys since a rotation, the newest first; without one `secret` does.
     `run` is in every file, so that those of another run are refused. `witness` is told the two
@@ -72,6 +77,9 @@ class WindowKeys:
         for window in self._key_files():
             if self._is_erased(window):  # a kill came between the mark and the key
                 self.erase(window)
+        for path in self._folder.glob("*.begins"):
+            if self._is_erased(int(path.stem)):
+                path.unlink()
 
     def mint(self, window: int) -> bytes:
         """Make the window's key, durably, before its first draw; a second call returns it."""
@@ -101,6 +109,19 @@ class WindowKeys:
             self._refuse_erased(window)
         return key
 
+    def note_content(self, window: int, digest: bytes) -> None:
+        """What a window begins with, before its first draw; later it must be the same."""
+        path = self._content_file(window)
+        try:
+            create_exclusive(path, digest)
+        except FileExistsError:
+            if path.read_bytes() != digest:
+                raise NoiseReuse(
+                    f"window {window} began with other keys than it does now ({path} tells): the "
+                    "same noise over other groups would reveal their difference, so nothing was "
+                    "published; restore the newest state (manifest-*.dps and segments/)"
+                ) from None
+
     def rewrap(self) -> list[int]:
         """Wrap every key anew, by the newest secret; the windows. The keys stay what they are."""
         windows = self.open_windows()
@@ -123,24 +144,29 @@ class WindowKeys:
                     create_exclusive(self._tombstone(window), self._tag)
             with suppress(FileNotFoundError):
                 erase(self._key_file(window))
+            self._content_file(window).unlink(missing_ok=True)
             self._fold()
             minted, final = self.minted, self.final
         self._witness(minted, final)
 
-    def abandon(self, *, minted: int, final: int) -> list[int]:
+    def abandon(self, *, minted: int, final: int, together: bool = False) -> list[int]:
         """Give up the windows that an older folder lacks: no key is made for them again.
 
         `minted`, `final`: as the newest folder had them. Keys that were erased since are erased
-        first. Returns the windows that were open then and have lost their keys.
+        first. `together`: where one is given up, so are all that were open, because what they draw
+        depends on the others' tables. Returns the windows that were open then and have lost their
+        keys.
         """
         with self._locked():
+            older = minted > self.minted or final > self.final
             self._write("final", max(final, self.final))
             for window in [w for w in self._key_files() if w < final]:
                 erase(self._key_file(window))
             for path in self._folder.glob("*.erased"):
                 if int(path.stem) < final:
                     path.unlink()
-            lost = [w for w in range(max(self.minted, final), minted) if not self._is_erased(w)]
+            first = self.final if together and older else max(self.minted, final)
+            lost = [w for w in range(first, max(minted, self.minted)) if not self._is_erased(w)]
             for window in lost:
                 create_exclusive(self._tombstone(window), self._tag)
                 with suppress(FileNotFoundError):  # a key that was made and never used
@@ -246,6 +272,9 @@ class WindowKeys:
     def _key_file(self, window: int) -> Path:
         return self._folder / f"{window}.key"
 
+    def _content_file(self, window: int) -> Path:
+        return self._folder / f"{window}.begins"
+
     def _tombstone(self, window: int) -> Path:
         return self._folder / f"{window}.erased"
 
@@ -283,6 +312,9 @@ class MemoryWindowKeys:
                     f"window {window} is final: its key was erased and no noise is left"
                 )
             return self._keys.setdefault(window, _draw(window, self._derived))
+
+    def note_content(self, window: int, digest: bytes) -> None:
+        """Nothing: no window of a run that keeps no state begins once more."""
 
     def erase(self, window: int) -> None:
         """Forget the window's key; it is never minted again."""

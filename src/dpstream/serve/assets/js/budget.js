@@ -48,6 +48,7 @@ function bookNode(book, named) {
       gauge.append(part);
     }
   }
+  const renews = book.period && book.period !== "forever" ? book.period.replace(/^1 /, "") : null;
   return make(
     "div",
     { class: "book" },
@@ -56,9 +57,9 @@ function bookNode(book, named) {
       "p",
       { class: "big" },
       make("b", {}, percent(share(book.spent))),
-      ` spent${book.window ? ` in any ${book.window} windows` : ""}, `,
+      renews ? ` of what each ${renews} has is spoken for, ` : ` spent${book.window ? ` in any ${book.window} windows` : ""}, `,
       make("b", {}, percent(share(book.left))),
-      " left",
+      renews ? ` is free; it begins anew every ${renews}` : " left",
     ),
     gauge,
     make("p", {}, promise(book)),

@@ -2,7 +2,8 @@
 import { BAND } from "./format.js";
 
 /** Show the whole window once three quarters of it are there; before, leave a quarter free for what comes. */
-export function xRange({ times, start, end }) {
+export function xRange({ times, start, end, zoom }) {
+  if (zoom) return zoom;
   if (!times.length) return start && end ? [start, end] : [0, 1];
   const [first, last] = [start ?? times[0], times[times.length - 1]];
   const room = last > first ? (last - first) / 3 : 1800;
@@ -11,17 +12,24 @@ export function xRange({ times, start, end }) {
   return [first - lone, Math.max(until, last) + lone];
 }
 
-/** From zero, unless all values lie far from it. */
-export function yRange({ data }) {
+/** From zero, unless all values lie far from it; of what can be seen. A log scale takes whole powers of ten. */
+export function yRange({ times, data, zoom, log }) {
   let [low, high] = [Infinity, -Infinity];
+  // A line that leaves the picture goes on to the point behind its edge.
+  const after = zoom ? times.findIndex((time) => time > zoom[1]) : -1;
+  const [from, to] = zoom ? [times.findLastIndex((time) => time < zoom[0]), after < 0 ? Infinity : after] : [0, Infinity];
   for (const column of data.slice(1)) {
-    for (const value of column) {
-      if (value === null) continue;
+    column.forEach((value, index) => {
+      if (value === null || index < from || index > to) return;
       if (value < low) low = value;
       if (value > high) high = value;
-    }
+    });
   }
-  if (low > high) return [0, 1];
+  if (low > high) return log ? [1, 10] : [0, 1];
+  if (log) {
+    const [from, to] = [Math.floor(Math.log10(low)), Math.ceil(Math.log10(high))];
+    return [10 ** from, 10 ** Math.max(to, from + 1)];
+  }
   const far = low > 0.5 * high;
   const air = (high - (far ? low : Math.min(0, low))) * 0.06 || Math.abs(high) * 0.1 || 1;
   return [far ? low - air : Math.min(0, low < 0 ? low - air : 0), high + air];
@@ -52,7 +60,7 @@ const plain = new Intl.NumberFormat("en", { maximumSignificantDigits: 6 });
 const compact = new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 4 });
 
 export const valueLabels = (_plot, splits) =>
-  splits.map((value) => (Math.abs(value) >= 10_000 ? compact : plain).format(value));
+  splits.map((value) => (value === null ? "" : (Math.abs(value) >= 10_000 ? compact : plain).format(value)));
 
 /** Was a key not there before its first point? The first release of all says nothing about that. */
 export function appeared(line, times) {
@@ -65,11 +73,17 @@ export function drawMarks(plot, model, colours) {
   const { ctx } = plot;
   const ratio = devicePixelRatio;
   ctx.save();
-  for (const line of model.lines) if (line.points.length === 1) drawBar(plot, line, colours.lines[line.slot]);
+  ctx.beginPath();
+  ctx.rect(plot.bbox.left - 6 * ratio, plot.bbox.top - 6 * ratio, plot.bbox.width + 12 * ratio, plot.bbox.height + 12 * ratio);
+  ctx.clip();
+  for (const line of model.lines) {
+    if (line.points.length === 1) drawBar(plot, line.points[0], colours.lines[line.slot]);
+    for (const point of line.points) if (point.open) drawOpen(plot, point, colours.lines[line.slot], colours.surface);
+  }
   for (const line of model.lines) {
     if (!appeared(line, model.times)) continue;
     const { time, value } = line.points[0];
-    if (value === null) continue;
+    if (value === null || (model.log && value <= 0)) continue;
     const [x, y] = [plot.valToPos(time, "x", true), plot.valToPos(value, "y", true)];
     const half = 6 * ratio;
     ctx.strokeStyle = ctx.fillStyle = colours.lines[line.slot];
@@ -94,8 +108,21 @@ export function drawMarks(plot, model, colours) {
   ctx.restore();
 }
 
-function drawBar(plot, { points: [{ time, value, stddev }] }, colour) {
-  if (value === null || !(stddev > 0)) return;
+/** A window that goes on stands apart, as an empty circle: it is no fall, it has not ended. */
+function drawOpen(plot, { time, value }, colour, surface) {
+  if (value === null || (plot.scales.y.distr === 3 && value <= 0)) return;
+  const { ctx } = plot;
+  ctx.strokeStyle = colour;
+  ctx.fillStyle = surface;
+  ctx.lineWidth = 2 * devicePixelRatio;
+  ctx.beginPath();
+  ctx.arc(plot.valToPos(time, "x", true), plot.valToPos(value, "y", true), 4.5 * devicePixelRatio, 0, 2 * Math.PI);
+  ctx.fill();
+  ctx.stroke();
+}
+
+function drawBar(plot, { time, value, stddev }, colour) {
+  if (value === null || !(stddev > 0) || plot.scales.y.distr === 3) return;
   const { ctx } = plot;
   const [x, half] = [plot.valToPos(time, "x", true), 5 * devicePixelRatio];
   const [low, high] = [value - BAND * stddev, value + BAND * stddev].map((end) => plot.valToPos(end, "y", true));

@@ -3,6 +3,7 @@ import * as api from "./api.js";
 import { byId, make } from "./dom.js";
 import { withMargin } from "./format.js";
 import { keyText, wholeText } from "./keys.js";
+import { watchForm } from "./watch.js";
 
 const MOST_SHOWN = 100_000;
 
@@ -47,6 +48,7 @@ export async function openDetail(query, row) {
       { class: "quiet small" },
       row.first_seen ? `Published since release ${row.first_seen} of its window.` : "",
     ),
+    watchForm(query, row) ?? "",
   );
   byId("detail").showModal();
   if (!row.cut?.some((length) => length)) return;

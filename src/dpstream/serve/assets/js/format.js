@@ -100,6 +100,14 @@ export function listed(words) {
   return words.length < 2 ? words.join("") : `${words.slice(0, -1).join(", ")} and ${words.at(-1)}`;
 }
 
+/** How far a value is from an earlier one, whose noise is its own: the margins add up in squares. */
+export function changeText(value, stddev, { value: before, stddev: then }) {
+  if (value === null || before === null) return "–";
+  const spread = stddev >= 0 && then >= 0 && stddev !== null && then !== null ? Math.hypot(stddev, then) : null;
+  const text = withMargin(value - before, spread);
+  return value - before > 0 && !text.startsWith("0") ? `+${text}` : text;
+}
+
 /** A value with its margin, and whether it repeats an older one. */
 export const withMargin = (value, stddev, held = false) =>
   `${number(value, BAND * stddev)} ${margin(stddev)}${held ? " held" : ""}`.trim();

@@ -8,7 +8,7 @@ export function showQueries(queries, chosen, onChoose) {
   reconcile(byId("queries"), queries, {
     keyOf: (query) => query.name,
     create: (query) => {
-      const button = make("button", { type: "button", class: "query" }, make("bdi", {}, query.name));
+      const button = make("button", { type: "button", class: "query" }, make("bdi", {}, query.title));
       button.addEventListener("click", () => onChoose(query.name));
       return button;
     },
@@ -36,10 +36,17 @@ export function showMeasures(measures, chosen, onChoose) {
   write(byId("chart-title"), `${chosen} over time`);
 }
 
+/** What the query is called, and what is said about it. */
+function showName(query) {
+  write(byId("title"), query.title);
+  document.title = `${query.title} · dpstream`;
+  byId("description").hidden = !query.description;
+  write(byId("description"), query.description ?? "");
+}
+
 /** The title and one line of what is seen. */
 export function showHead(query, page, measure) {
-  write(byId("title"), query.name);
-  document.title = `${query.name} · dpstream`;
+  showName(query);
   const { keys, aggregates } = query.columns;
   const what = listed(aggregates.map((one) => one.name)) + (keys.length ? ` by ${listed(keys)}` : "");
   const { every, size } = query.windows ?? {};
@@ -71,7 +78,7 @@ export function notCounted(query, page) {
 
 /** Before the first release, or instead of it. */
 export function showNothing(query) {
-  write(byId("title"), query.name);
+  showName(query);
   write(
     byId("summary"),
     query.refused

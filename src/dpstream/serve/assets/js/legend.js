@@ -1,6 +1,6 @@
 // The keys in the chart: colour, pattern, value with its margin, and a way out.
 import { byId, make, reconcile, write } from "./dom.js";
-import { moment, withMargin } from "./format.js";
+import { changeText, moment, withMargin } from "./format.js";
 import { keyNode, keyText } from "./keys.js";
 import { appeared } from "./chart_parts.js";
 import { DASHES } from "./slots.js";
@@ -27,6 +27,12 @@ function sample(slot) {
 }
 
 const valueAt = (line, time) => line.at.get(time);
+
+/** A point's value with its margin, and how it has changed since the window before. */
+export const pointText = ({ value, stddev, held, open, since }) =>
+  [withMargin(value, stddev, held), since ? `(${changeText(value, stddev, since)})` : "", open ? "so far" : ""]
+    .filter(Boolean)
+    .join(" ");
 
 /** Fill the legend; `index` is the release under the cursor, or null for the newest. */
 export function showLegend({ model, index, picked, onRemove, onOpen, onPoint, spoken }) {
@@ -66,7 +72,7 @@ export function showLegend({ model, index, picked, onRemove, onOpen, onPoint, sp
       const point = valueAt(line, time);
       const value = node.querySelector(".chip-value");
       value.style.minWidth = `${line.widest}ch`; // wide enough for all values: the page does not move under the pointer
-      write(value, point ? withMargin(point.value, point.stddev, point.held) : "–");
+      write(value, point ? pointText(point) : "–");
       node.querySelector(".chip-out").hidden = picked === "only";
     },
   });
@@ -78,15 +84,16 @@ export function showLegend({ model, index, picked, onRemove, onOpen, onPoint, sp
 function readout(model, index, time, spoken) {
   if (time === undefined) return "";
   const when = moment(new Date(time * 1000).toISOString());
-  if (index === null) return `Newest release: ${when} UTC`;
+  if (index === null) return `Newest ${model.all ? "window: from" : "release:"} ${when} UTC`;
   const born = model.lines.filter((line) => appeared(line, model.times) && line.points[0].time === time);
   const news = born.length ? ` · appeared here: ${born.map((line) => keyText(line.row, 40)).join(", ")}` : "";
-  if (!spoken) return `At ${when} UTC${news}`;
+  const at = model.all ? "Window from" : "At";
+  if (!spoken) return `${at} ${when} UTC${news}`;
   const values = model.lines.map((line) => {
     const point = valueAt(line, time);
-    return `${keyText(line.row, 40)} ${point ? withMargin(point.value, point.stddev, point.held) : "not there yet"}`;
+    return `${keyText(line.row, 40)} ${point ? pointText(point) : "not there yet"}`;
   });
-  return `At ${when} UTC${news}: ${values.join("; ")}`;
+  return `${at} ${when} UTC${news}: ${values.join("; ")}`;
 }
 
 /** The chart as a table, for those who read numbers rather than lines. */
@@ -95,7 +102,7 @@ export function showTable(model) {
   const head = make(
     "tr",
     {},
-    make("th", { scope: "col" }, "Time (UTC)"),
+    make("th", { scope: "col" }, model.all ? "Window from (UTC)" : "Time (UTC)"),
     model.lines.map((line) => make("th", { scope: "col" }, keyNode(line.row, 28))),
   );
   const rows = model.times
@@ -108,7 +115,7 @@ export function showTable(model) {
         make("th", { scope: "row" }, moment(new Date(time * 1000).toISOString())),
         model.lines.map((line) => {
           const point = valueAt(line, time);
-          return make("td", {}, point ? withMargin(point.value, point.stddev, point.held) : "");
+          return make("td", {}, point ? pointText(point) : "");
         }),
       ),
     );

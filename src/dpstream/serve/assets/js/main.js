@@ -5,13 +5,14 @@ import { Chart } from "./chart.js";
 import { openDetail, startDetail } from "./detail.js";
 import { byId, debounce, make, paced, write } from "./dom.js";
 import { showExplain } from "./explain.js";
-import { count, moment, withMargin } from "./format.js";
+import { count, moment } from "./format.js";
 import { showHead, showMeasures, showNothing, showQueries } from "./head.js";
-import { showLegend, showTable } from "./legend.js";
+import { pointText, showLegend, showTable } from "./legend.js";
 import { listen, status } from "./live.js";
 import { Slots } from "./slots.js";
 import { startTheme } from "./theme.js";
 import { TopKeys } from "./top.js";
+import { checkWatches } from "./watch.js";
 import { FOLLOWED, MOST_PICKED, PAGE, readView, writeView } from "./view.js";
 import { WhatIf } from "./whatif.js";
 import { Windows } from "./windows.js";
@@ -38,6 +39,7 @@ const chart = new Chart(byId("chart"), (index, model, spoken) =>
     onOpen: open,
     onPoint: (slot) => chart.emphasise(slot),
   }),
+  (zoom) => go({ zoom }),
 );
 const topKeys = new TopKeys({ onPick: pick, onOpen: open });
 const windows = new Windows((window) => go({ window, offset: 0 }));
@@ -47,6 +49,7 @@ function go(changes) {
   Object.assign(view, changes);
   if ("query" in changes)
     Object.assign(view, { window: "newest", measure: null, search: "", offset: 0, picked: null }, changes);
+  if ("query" in changes || "window" in changes) view.zoom = null;
   writeView(view);
   return refresh();
 }
@@ -61,6 +64,7 @@ function pick({ id }, wanted) {
 /** Fetch and show everything about the view, and whether the server is there. What is shown stays until it is replaced. */
 async function refresh() {
   try {
+    document.body.classList.toggle("alone", view.embed);
     if (!queries.length) return true;
     query = queries.find((one) => one.name === view.query) ?? queries[0];
     const measures = query.columns.aggregates.map((one) => one.name);
@@ -106,25 +110,46 @@ async function refresh() {
   }
 }
 
+const seconds = (text) => (text ? new Date(text).getTime() / 1000 : null);
+
+/** What is drawn of a key: a window stands at its start, a release within one at its own time. */
+const pointsOf = (one, measure, all, moved = 0) =>
+  one.points.map((point) => ({
+    time: (seconds(all ? (point.start ?? point.time) : point.time) ?? 0) + moved,
+    value: point.values[measure] ?? null,
+    stddev: point.stddev[measure] ?? null,
+    held: point.held ?? false,
+    open: all && point.final === false,
+  }));
+
+/** The lines of the window before, by key, at the times of the one that is shown; none if it is not asked for. */
+async function windowBefore(ids, { all, measure, start }) {
+  // What is made of several windows shares their noise: the margin of a change is not known then.
+  const before = all || !start || query.looks_back ? null : windows.before(answer.window);
+  byId("against-label").hidden = !before;
+  if (!before || !view.against || !ids.length) return new Map();
+  const found = await api.before(query.name, { id: ids, window: before.window, limit: MOST_POINTS });
+  const moved = seconds(start) - seconds(before.start);
+  return new Map(found.series.map((one) => [one.id, pointsOf(one, measure, false, moved)]));
+}
+
 async function draw(ids, { window, all, measure }) {
-  const found = ids.length
-    ? await api.series(query.name, { id: ids, window: all ? "all" : window, limit: MOST_POINTS })
-    : { series: [], start: answer.start, end: answer.end };
-  const seconds = (text) => (text ? new Date(text).getTime() / 1000 : null);
+  const [found, earlier] = await Promise.all([
+    ids.length
+      ? api.series(query.name, { id: ids, window: all ? "all" : window, limit: MOST_POINTS })
+      : { series: [], start: answer.start, end: answer.end },
+    windowBefore(ids, { all, measure, start: answer.start }),
+  ]);
   const lines = found.series
     .filter((one) => one.key !== null)
     .map((one) => {
-      const points = one.points.map((point) => ({
-        time: seconds(point.time),
-        value: point.values[measure] ?? null,
-        stddev: point.stddev[measure] ?? null,
-        held: point.held ?? false,
-      }));
-      const widest = points.reduce(
-        (found, point) => Math.max(found, withMargin(point.value, point.stddev, point.held).length),
-        1,
-      );
+      const points = pointsOf(one, measure, all);
+      const before = earlier.get(one.id);
+      const then = new Map(before?.map((point) => [point.time, point]));
+      for (const point of points) point.since = then.get(point.time);
+      const widest = points.reduce((found, point) => Math.max(found, pointText(point).length), 1);
       return {
+        before,
         id: one.id,
         widest,
         row: rowOf(one),
@@ -134,7 +159,14 @@ async function draw(ids, { window, all, measure }) {
         late: all ? undefined : one.first_seen > 1,
       };
     });
-  chart.show({ lines, start: all ? null : seconds(found.start), end: all ? null : seconds(found.end) });
+  const [start, end] = all ? [null, null] : [seconds(found.start), seconds(found.end)];
+  const { zoom, log } = view;
+  chart.show({ lines, start, end, zoom, log, all });
+  byId("log").checked = log;
+  byId("against").checked = view.against;
+  byId("zoom-off").hidden = byId("pan-back").hidden = byId("pan-on").hidden = !zoom;
+  byId("open-note").hidden = !lines.some((line) => line.points.some((point) => point.open));
+  byId("against-note").hidden = !earlier.size;
   showTable(chart.model);
   byId("chart").setAttribute(
     "aria-label",
@@ -175,6 +207,7 @@ async function reload() {
     if (!queries.length) fail("This pipeline has no queries.");
     books = await api.ledger();
     if (await refresh()) status("live", liveText());
+    await checkWatches();
   } catch (problem) {
     if (api.calledOff(problem)) return;
     if (problem instanceof api.Refused) fail(problem.message);
@@ -201,11 +234,23 @@ byId("search").addEventListener(
 );
 byId("prev").addEventListener("click", () => go({ offset: Math.max(0, view.offset - PAGE) }));
 byId("next").addEventListener("click", () => go({ offset: view.offset + PAGE }));
+byId("zoom-in").addEventListener("click", () => chart.zoomBy(1 / 2));
+byId("zoom-out").addEventListener("click", () => chart.zoomBy(2));
+byId("pan-back").addEventListener("click", () => chart.zoomBy(1, -0.5));
+byId("pan-on").addEventListener("click", () => chart.zoomBy(1, 0.5));
+byId("zoom-off").addEventListener("click", () => go({ zoom: null }));
+byId("log").addEventListener("change", () => go({ log: byId("log").checked }));
+byId("against").addEventListener("change", () => go({ against: byId("against").checked }));
+byId("frame").addEventListener("click", (event) => {
+  event.preventDefault();
+  go({ embed: true });
+});
 byId("as-table").addEventListener("toggle", () => chart.model && showTable(chart.model));
 addEventListener("hashchange", () => {
   Object.assign(view, readView());
   refresh();
 });
+byId("told-close").addEventListener("click", () => (byId("told").hidden = true));
 startTheme(() => chart.recolour());
 startDetail();
 listen({ onOpen: reload, onRelease: () => released() });

@@ -17,6 +17,10 @@ export function readView() {
     window: window === "all" || window === "newest" || /^\d{1,15}$/.test(window) ? window : "newest",
     measure: said.get("measure"),
     search: (said.get("search") ?? "").slice(0, 200),
+    against: said.get("against") === "before",
+    log: said.get("scale") === "log",
+    zoom: zoomOf(said.get("zoom")),
+    embed: said.has("embed"),
     offset: Math.max(0, Number.parseInt(said.get("from") ?? "0", 10) || 0),
     picked:
       keys === null
@@ -28,6 +32,13 @@ export function readView() {
   };
 }
 
+/** A part of the time, as two moments in seconds, such as 1714521600-1714543200. */
+function zoomOf(text) {
+  const found = /^(\d{1,12})-(\d{1,12})$/.exec(text ?? "");
+  const ends = found?.slice(1).map(Number);
+  return ends && ends[0] < ends[1] ? ends : null;
+}
+
 /** Put the view into the address, without a new entry in the history. */
 export function writeView(view) {
   const said = new URLSearchParams();
@@ -36,6 +47,10 @@ export function writeView(view) {
   if (view.measure) said.set("measure", view.measure);
   if (view.search) said.set("search", view.search);
   if (view.offset) said.set("from", String(view.offset));
+  if (view.against) said.set("against", "before");
+  if (view.log) said.set("scale", "log");
+  if (view.zoom) said.set("zoom", view.zoom.map(Math.round).join("-"));
+  if (view.embed) said.set("embed", "");
   if (view.picked) said.set("keys", view.picked.join(","));
   history.replaceState(null, "", `#${said}`);
 }

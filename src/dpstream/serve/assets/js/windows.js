@@ -48,6 +48,12 @@ export class Windows {
     byId("newer").disabled = !several || chosen === "all" || place <= 0;
   }
 
+  /** The window before this one, if it is known. */
+  before(window) {
+    const place = this.known.findIndex((one) => one.window === window);
+    return place < 0 ? null : (this.known[place + 1] ?? null);
+  }
+
   #place() {
     return this.chosen === "newest" ? 0 : this.known.findIndex((one) => String(one.window) === this.chosen);
   }
