@@ -369,6 +369,8 @@ class Life:
             if clock.now() // every != clock.measured:
                 clock.measured = clock.now() // every
                 _note(self.place / "measured", day=(clock.now() - START) / DAY, **self._sizes())
+        if runs.failures:  # of queries after which none had a release
+            raise next(iter(runs.failures.values()))
 
     def _sizes(self) -> dict[str, float]:
         status = Path("/proc/self/status").read_text().split("\n")

@@ -293,6 +293,10 @@ class Run(ABC):
         over = steps is not None and step >= steps
         return None if over else self.query.schedule.time_of(step)
 
+    def tables_at(self, step: int) -> int:
+        """How many tables a trigger publishes."""
+        return len(self.query.schedule.due(step))
+
     @property
     def arrivals(self) -> Arrivals | None:
         """What its live source has; queries over one source have the same."""
@@ -560,6 +564,11 @@ class QueryRun(Run):
                 "ended now: take over once more, and it begins behind that"
             ) from None
         return spend
+
+    def tables_at(self, step: int) -> int:
+        """How many tables a trigger publishes: none of windows that were given up."""
+        due = self.query.schedule.due(step)
+        return sum(not any(one.window in left for left in self._left_out) for one in due)
 
     @property
     def _left_out(self) -> tuple[range, ...]:

@@ -16,7 +16,6 @@ from dpstream.engines.collected import Releases, release_facts
 from dpstream.engines.embedded.live_reader import Arrivals
 from dpstream.engines.query_run import Run
 from dpstream.operator_log import in_our_words
-from dpstream.query.schedule import Schedule
 from dpstream.query.windows import instant
 
 _LOG = logging.getLogger("dpstream.session")
@@ -88,7 +87,7 @@ class Runs:
     def _in_turn(self) -> Iterator[tuple[str, pa.Table]]:
         """The query whose next table is the earliest goes on."""
         left = dict(self.runs)
-        times = {name: run.next_trigger or 0 for name, run in self.runs.items()}
+        times = {name: _due_from(run, run.steps_done) for name, run in self.runs.items()}
         same = dict.fromkeys(times, 0)  # tables that came at that time already
         while left:
             name = min(left, key=times.__getitem__)
@@ -102,7 +101,7 @@ class Runs:
                 continue
             yield name, table
             same[name] += 1
-            times[name], same[name] = _next_due(self.runs[name].query.schedule, table, same[name])
+            times[name], same[name] = _next_due(self.runs[name], table, same[name])
 
     def _side_by_side(self) -> Iterator[tuple[str, pa.Table]]:
         """Each query in a thread of its own; of the tables that are ready, the earliest first."""
@@ -250,7 +249,7 @@ class Runs:
         return f"<Runs: {', '.join(map(repr, self.runs.values()))}>"
 
 
-def _next_due(schedule: Schedule, table: pa.Table, same: int) -> tuple[int, int]:
+def _next_due(run: Run, table: pa.Table, same: int) -> tuple[int, int]:
     """When the table after this one is due, and how many have come at that time.
 
     A run works ahead of its tables, so how far it is does not tell.
@@ -258,12 +257,20 @@ def _next_due(schedule: Schedule, table: pa.Table, same: int) -> tuple[int, int]
     time = _trigger_time(table)
     if time is None:
         return 0, 0
-    step = int(schedule.step_of(np.array([time - 1]))[0])
-    if same < len(schedule.due(step)):
+    step = int(run.query.schedule.step_of(np.array([time - 1]))[0])
+    if same < run.tables_at(step):
         return time, same
-    if schedule.steps is not None and step + 1 >= schedule.steps:
-        return time, 0
-    return schedule.time_of(step + 1) or 0, 0
+    return _due_from(run, step + 1, otherwise=time), 0
+
+
+def _due_from(run: Run, step: int, *, otherwise: int = 0) -> int:
+    """When the first table from a step on is due; a run without one would not come back before."""
+    steps = run.steps
+    while steps is None or step < steps:
+        if run.tables_at(step):
+            return run.query.schedule.time_of(step) or 0
+        step += 1
+    return otherwise
 
 
 def _trigger_time(table: pa.Table) -> int | None:
