@@ -288,6 +288,8 @@ def _measured(log: ClickLog, source: Source, files: SharedFiles) -> list[Row]:
         waiting=[bucket_files.Waiting(*one) for one in files_of],
         units={},
         groups={},
+        begins={},
+        remembered={},
     )
     bounded, sent = _timed(lambda: list(tasks.bound(bounds, _numbered(1))))
     flow = bounds.flow(0)

@@ -200,7 +200,8 @@ def test_broken_off_between_log_noise_sink_and_progress(session, engine, tmp_pat
 
     def is_paid_and_logged(place):
         assert charges(place / "state" / "ledger") == 1
-        assert (place / "state" / "inputs.log").read_bytes().count(b'"digest"') == 3
+        logged = (place / "state" / "inputs.log").read_bytes().count(b'"digest"')
+        assert logged == 2  # the next step begins a window, with the keys that these will show
 
     def is_sent_in_part(place):
         assert 0 < len(published(place)) < len(expected_short)
@@ -247,9 +248,10 @@ def test_a_run_that_was_refused_leaves_nothing(
     assert published(tmp_path) == expected_short
 
 
-def test_nothing_is_left_of_windows_that_are_over(engine, tmp_path):
+def test_nothing_is_left_of_windows_that_are_over(session, tmp_path):
     """Their keys and noise go at once; when the last one is final, everything goes."""
     write(tmp_path, table())
+    engine = SparkEngine(session, buckets=2, steps_at_once=1)
     shared, keys = tmp_path / "state" / "shared", tmp_path / "state" / "windows"
     running = iter(start(tmp_path, SHORT, engine=engine))
     for _ in range(3):  # steps 0 to 2: the first window is over

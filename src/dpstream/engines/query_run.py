@@ -567,8 +567,9 @@ class QueryRun(Run):
 
     def tables_at(self, step: int) -> int:
         """How many tables a trigger publishes: none of windows that were given up."""
+        left_out = () if self._iterator is None else self._left_out  # known once it is open
         due = self.query.schedule.due(step)
-        return sum(not any(one.window in left for left in self._left_out) for one in due)
+        return sum(not any(one.window in left for left in left_out) for one in due)
 
     @property
     def _left_out(self) -> tuple[range, ...]:
