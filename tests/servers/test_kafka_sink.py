@@ -164,6 +164,7 @@ def test_an_open_transaction_of_another_query_hides_nothing(kafka, topic):
             "bootstrap.servers": kafka.address,
             "transactional.id": f"open-{topic}",
             "transaction.timeout.ms": 2000,
+            "log_level": 0,
         }
     )
     other.init_transactions(30)
