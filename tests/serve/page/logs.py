@@ -21,8 +21,13 @@ path = "visits.parquet"
 [budget.clicks]
 epsilon = 4
 delta = 1e-8
+[source.stays]
+path = "stays.parquet"
 [budget.visits]
 epsilon = 1
+[budget.stays]
+epsilon = 9
+delta = 1e-8
 [state]
 path = "state/"
 [[query]]
@@ -50,6 +55,20 @@ SELECT WITH DIFFERENTIAL_PRIVACY
 FROM TUMBLE(clicks, DESCRIPTOR(at), INTERVAL '1' DAY)
 GROUP BY window_start
 EMIT EVERY INTERVAL '3' HOUR'''
+[[query]]
+name = "stays"
+sql = '''
+SELECT WITH DIFFERENTIAL_PRIVACY
+       OPTIONS (epsilon = 8, delta = 1e-9, privacy_unit_column = user,
+                privacy_unit_period = INTERVAL '1' DAY,
+                max_groups_contributed = 2, time_unit = 's',
+                public_groups = ('/home', '/news', '/video'),
+                start = TIMESTAMP '2024-05-01', end = TIMESTAMP '2024-05-04')
+       page, window_start, HISTOGRAM(seconds, [0, 30, 60, 120, 300]) AS stays,
+       APPROX_QUANTILES(seconds, 4, contribution_bounds_per_row => (0, 300)) AS quarters
+FROM TUMBLE(stays, DESCRIPTOR(at), INTERVAL '1' DAY)
+GROUP BY page, window_start
+EMIT EVERY INTERVAL '6' HOUR'''
 [[query]]
 name = "hourly"
 title = "Visits by the hour"
@@ -155,7 +174,11 @@ def write_story(folder: Path) -> Path:
     seconds = np.clip(rng.gamma(2.2, 38, len(user)) + 20 * (page == "/video"), 0, 300)
     order = np.argsort(at, kind="stable")
     table = {"user": user, "page": page, "at": at, "seconds": seconds}
-    for name in ("clicks.parquet", "visits.parquet"):  # two books may not read the same rows
+    for name in (
+        "clicks.parquet",
+        "visits.parquet",
+        "stays.parquet",
+    ):  # two books may not read one file
         _write(folder / name, {column: list(each[order]) for column, each in table.items()})
     return _pipeline(folder, STORY)
 
