@@ -333,7 +333,7 @@ def lists_of(
     rows: list[dict[str, Any]] = [
         {"lists": {name: {} for name in description.lists}} for _ in places
     ]
-    for name in names:
+    for name in description.lists:
         found = {"values": name} | {kind: description.spread(name, kind) for kind in SPREADS}
         for kind, column in found.items():
             if column is None:
