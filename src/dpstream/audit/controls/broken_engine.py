@@ -401,6 +401,31 @@ class UnitOfEachWindow(Flow):
             yield window, period, replace(rows, units=rows.units ^ np.uint64(window + 1))
 
 
+class UnitOfEachStep(Flow):
+    """Takes the inner rows of a unit at each step for those of another unit.
+
+    True: what a unit has goes from one group to the next, and the noise is for one of them.
+    """
+
+    def rows_of_step(self, step: int, *args: Any) -> Iterator[tuple[int, int, Rows]]:
+        """The same rows, their units with the number of the step."""
+        for window, period, rows in super().rows_of_step(step, *args):
+            yield window, period, replace(rows, units=rows.units ^ np.uint64(step + 1))
+
+
+class UnitOfEachSession(Flow):
+    """Takes each session of a unit for that of another unit, as if each were of its own period.
+
+    True: sessions are not cut where a period ends, so one period holds sessions of others together.
+    """
+
+    def rows_of_step(self, *args: Any) -> Iterator[tuple[int, int, Rows]]:
+        """The same rows, their units with their number among them."""
+        for window, period, rows in super().rows_of_step(*args):
+            number = np.arange(1, len(rows) + 1, dtype=np.uint64)
+            yield window, period, replace(rows, units=rows.units ^ number[:, None])
+
+
 def units_as_text(table: pa.Table) -> TableSource:
     """The rows with each user's number as it is written, without the quotes of text."""
     names = [text.strip('"') for text in unit_spellings(table)]
