@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from dpstream.session import Refreshed as Refreshed
     from dpstream.session import Run as Run
     from dpstream.session import Runs as Runs
+    from dpstream.session import read as read
     from dpstream.session import run as run
     from dpstream.session import run_all as run_all
     from dpstream.session import with_tables as with_tables
@@ -76,7 +77,7 @@ _NAMES_BY_HOME = {
     "query.series_query": "SeriesQuery",
     "query.windows": "Cumulate Hop Tumble",
     "records": "Release",
-    "session": "Feed Refreshed Run Runs run run_all with_tables",
+    "session": "Feed Refreshed Run Runs read run run_all with_tables",
     "sql_compiler": "sql",
 }
 _HOMES = {name: home for home, names in _NAMES_BY_HOME.items() for name in names.split()}
