@@ -187,9 +187,16 @@ def _inner_words(query: RowSpec, per_unit: PerUnit) -> str:
         if query.allowed_lateness:
             end += f" (with its {in_words(query.allowed_lateness)} of lateness)"
     cut = "" if query.window is None else "; cut at the ends of windows"
+    if per_unit.across_windows:
+        cut = (
+            "; the unit is a user for ever, who is protected better than one within a period would "
+            "be, and with less noise (1 to 1.41)"
+        )
     if query.window is not None and query.privacy_unit_period != "forever":
         cut += f" and of periods of {in_words(query.privacy_unit_period)}"
     rows = f"rows wait; when {end}" if query.window is not None else "rows wait; at the end"
+    if per_unit.grows and query.schedule.triggers is not None:
+        rows = "rows wait; at each trigger, as soon as they have it"
     return f"{rows}, those of each {unit} become: {per_unit.in_words}{cut}"
 
 
@@ -710,6 +717,8 @@ def _memory(query: Query, width: int) -> dict[str, Any]:
     )
     if query.per_unit is not None:
         words += " and what is longer of their text, however many a unit has"
+        if query.per_unit.across_windows:
+            words += "; of each unit that has a cohort one row stays, for ever"
     return {
         "bytes_per_query": fixed,
         "bytes_per_unit": [round(least), round(most)],
