@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from dpstream.privacy.ledger.ledger import Ledger as Ledger
     from dpstream.query.aggregates import ApproxCountDistinct as ApproxCountDistinct
     from dpstream.query.aggregates import Avg as Avg
+    from dpstream.query.aggregates import AvgOfValues as AvgOfValues
     from dpstream.query.aggregates import Count as Count
     from dpstream.query.aggregates import CountDistinct as CountDistinct
     from dpstream.query.aggregates import CountUnits as CountUnits
@@ -69,8 +70,8 @@ _NAMES_BY_HOME = {
     "privacy.accounting.promises": "promise",
     "privacy.ledger.charges": "Terms",
     "privacy.ledger.ledger": "Ledger",
-    "query.aggregates": "ApproxCountDistinct Avg Count CountDistinct CountUnits "
-    "Stddev Sum Variance",
+    "query.aggregates": "ApproxCountDistinct Avg AvgOfValues Count CountDistinct "
+    "CountUnits Stddev Sum Variance",
     "query.quantiles": "Histogram Quantile",
     "query.query": "Query",
     "query.second_moments": "Correlation Covariance Slope",

@@ -8,6 +8,7 @@ added to measures and to nothing else. A value lies on a public grid, `quantum`,
     COUNT(DISTINCT unit)  units
     SUM(x)                sum of clamp(x)
     AVG(x)                middle + sum of (clamp(x) - middle) / rows
+    AVG(IF(c, x, NULL))   the same over the values that there are
     VARIANCE, STDDEV      AVG of the squared distance from the middle, less that of AVG, squared
     COUNT(DISTINCT x)     values, of which each unit brings a few to a group
 
@@ -426,6 +427,17 @@ class Avg(Sum, identity="avg"):
     def high_all(self, high: Reals, lost: Lost) -> Reals:
         """Rows that were dropped may all have the largest value."""
         return lost.least_kept * high + (1 - lost.least_kept) * float(self.hi)
+
+
+@dataclass(frozen=True)
+class AvgOfValues(Avg, identity="avg_of_values"):
+    """AVG of a column's values that are not NULL, each clamped to its bounds first."""
+
+    bounds_all: ClassVar[bool] = False
+
+    def measures(self, one_row: bool) -> tuple[Measure, ...]:
+        """Sums about the middle, and the number of values."""
+        return self._value(self.middle), Measure(kind="value", column=self.column, power=0)
 
 
 @dataclass(frozen=True)
