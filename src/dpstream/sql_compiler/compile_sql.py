@@ -24,7 +24,7 @@ from dpstream.query.aggregates import CountDistinct
 from dpstream.query.query import Query
 from dpstream.query.row_spec import RowSpec
 from dpstream.query.series_query import SeriesQuery
-from dpstream.sql_compiler import from_clause, select, unit_subquery, validate
+from dpstream.sql_compiler import from_clause, select, table_subqueries, unit_subquery, validate
 from dpstream.sql_compiler.expressions import suggestion
 from dpstream.sql_compiler.key_sets import resolve_key_sets
 from dpstream.sql_compiler.layer_compiler import with_layers
@@ -157,10 +157,10 @@ RULES: tuple[Callable[[Draft], None], ...] = (
     validate.require_one_select,
     validate.refuse_unknown_clauses,
     validate.require_privacy_clause,
+    table_subqueries.detach_table_subqueries,
     unit_subquery.detach_unit_subqueries,
     validate.refuse_joins,
     validate.refuse_window_functions_of_rows,
-    validate.refuse_subqueries_in_expressions,
     validate.refuse_unsafe_calls,
     validate.refuse_misplaced_aggregates,
     validate.refuse_select_star,

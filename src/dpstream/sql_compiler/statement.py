@@ -89,6 +89,15 @@ class UnitSelect(exp.Expression):
     arg_types: ClassVar[dict[str, bool]] = {"number": True}
 
 
+class TableSubquery(exp.Expression):
+    """A subquery in an expression, which looks into a table; `number` in `Draft.lookups`.
+
+    `this`: what is compared with its values, in x IN (SELECT ...).
+    """
+
+    arg_types: ClassVar[dict[str, bool]] = {"this": False, "number": True}
+
+
 class Item(exp.Expression):
     """An item of the list `this`, which UNNEST made a row of; or its `place`, counted from 0."""
 
@@ -137,6 +146,11 @@ def _item_text(self: Any, node: exp.Expr) -> str:
     """UNNEST(list), with a number from the second one of the same list on."""
     number, word = node.args.get("number"), "OFFSET OF " if node.args.get("place") else ""
     return f"{word}UNNEST({self.sql(node, 'this')}){f' #{number + 1}' if number else ''}"
+
+
+def _lookup_text(self: Any, node: exp.Expr) -> str:
+    number = node.args["number"] + 1
+    return f"{self.sql(node, 'this')} IN (SUBQUERY {number})" if node.this else f"SUBQUERY {number}"
 
 
 def _over_text(self: Any, node: exp.Expr) -> str:
@@ -248,6 +262,7 @@ class PrivateSql(Dialect):
             PrivacyClause: lambda self, node: "WITH DIFFERENTIAL_PRIVACY",
             WindowTable: lambda self, node: f"{node.args['kind']}({self.sql(node, 'this')}, ...)",
             UnitSelect: lambda self, node: "SELECT ... GROUP BY unit",
+            TableSubquery: _lookup_text,
             KeysOf: lambda self, node: f"TABLE {self.sql(node, 'this')}",
             Emit: lambda self, node: "EMIT",
             Item: _item_text,
@@ -492,6 +507,8 @@ class Draft:
     relation: Relation = field(default_factory=lambda: Relation(table=""))
     unit_selects: list[exp.Expr] = field(default_factory=list)
     """Subqueries that group the rows of each unit."""
+    lookups: list[Any] = field(default_factory=list)
+    """Subqueries in expressions that look into tables (`Lookup`)."""
     keys: dict[str, exp.Expr] = field(default_factory=dict)
     """Expressions of the source's columns to group by, by the name they are published under."""
     aggregates: dict[str, exp.Expr] = field(default_factory=dict)

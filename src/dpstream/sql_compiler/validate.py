@@ -126,24 +126,6 @@ def refuse_window_functions_of_rows(draft: Draft) -> None:
             )
 
 
-def refuse_subqueries_in_expressions(draft: Draft) -> None:
-    """A subquery stands in FROM or nowhere."""
-    for node in draft.select.find_all(exp.Select, exp.SetOperation, exp.Exists):
-        if node is draft.select or isinstance(node.parent, exp.CTE):
-            continue
-        home = node.parent
-        if isinstance(home, exp.Subquery):
-            home = home.parent
-        if isinstance(home, exp.EQ) and isinstance(home.parent, PrivacyClause):
-            continue  # a list of keys
-        if not isinstance(home, exp.From | exp.Join | WindowTable | exp.SetOperation):
-            raise draft.refusal(
-                node,
-                "a subquery in an expression mixes the rows of several units",
-                "use constants, or filter in FROM (SELECT ... WHERE ...)",
-            )
-
-
 def refuse_select_star(draft: Draft) -> None:
     """SELECT * would publish rows."""
     for node in draft.select.expressions:
