@@ -203,6 +203,11 @@ class PrivateSql(Dialect):
             token: _at_its_place(parse)
             for token, parse in parser.Parser.PLACEHOLDER_PARSERS.items()
         }
+        RANGE_PARSERS: ClassVar[dict[TokenType, Callable[..., Any]]] = {
+            **parser.Parser.RANGE_PARSERS,
+            **dict.fromkeys((TokenType.TILDE, TokenType.RLIKE), lambda self, x: self._matches(x)),
+            TokenType.IRLIKE: lambda self, x: self._matches(x, "(?i)"),
+        }
         QUERY_MODIFIER_PARSERS: ClassVar[dict[TokenType, Callable[..., Any]]] = {
             **parser.Parser.QUERY_MODIFIER_PARSERS,
             _EMIT: lambda self: ("emit", self._parse_emit()),
@@ -227,6 +232,16 @@ class PrivateSql(Dialect):
             if self._match(TokenType.TABLE):
                 return self.expression(KeysOf(this=self._parse_id_var()))
             return super()._parse_unary()
+
+        def _matches(self, value: Any, flags: str = "") -> Any:
+            """PostgreSQL's value ~ 'pattern' and value ~* 'pattern', as a call."""
+            place, pattern = self._prev, self._parse_bitwise()
+            if flags and isinstance(pattern, exp.Literal | exp.RawString):
+                pattern = exp.Literal.string(flags + pattern.name)
+            elif flags:
+                self.raise_error("a pattern in quotes is wanted after ~*")
+            call = exp.Anonymous(this="REGEXP_LIKE", expressions=[value, pattern])
+            return self._parse_escape(self.expression(call, place))
 
         def _parse_window_table(self) -> Any:
             kind = self._tokens[self._index - 2].text.upper()
@@ -450,6 +465,11 @@ def _parse_error(text: str, tokens: Sequence[Token], error: ParseError) -> Inval
         at = next((n for n, token in enumerate(tokens) if end and token.end + 1 >= end), None)
         beside = () if at is None else (at, at - 1, at + 1)
         near = () if at is None else tokens[max(at - 3, 0) : at + 1]
+        after = () if at is None else tokens[at : at + 2]
+        if any(token.text.upper() == "CLAMPED" for token in (*near, *after)):
+            reason = "this cannot be read as SQL: CLAMPED BETWEEN is not known"
+            fix = "write SUM(x, contribution_bounds_per_group => (0, 10)), or AVG likewise"
+            return refusal(text, span, reason, fix)
         if any(token.token_type == TokenType.COLON for token in near):
             reason = "this cannot be read as SQL: a colon does not take a field of a value"
             return refusal(text, span, reason, "write JSON_VALUE(column, '$.name')")

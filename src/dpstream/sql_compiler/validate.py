@@ -249,6 +249,11 @@ def refuse_unsafe_calls(draft: Draft) -> None:
             raise draft.refusal(column, f"{name} {reason}", fix)
     for names, reason, fix in _REFUSED_CALLS:
         for call in find_calls(draft.select, names - draft.functions.keys()):
+            name, text = call_name(call), canonical(call).removeprefix("ANON_")
+            if name in ("ANON_SUM", "ANON_AVG"):
+                fix = f"write {text[:-1]}, contribution_bounds_per_group => (0, 10))"
+            elif name == "ANON_COUNT":
+                fix = f"write {text}"
             raise draft.refusal(call, f"{call_name(call)} {reason}", fix)
     for call in draft.select.find_all(exp.Anonymous):
         name = call_name(call)
