@@ -20,6 +20,7 @@ from dpstream.sql_compiler.statement import (
     PrivacyClause,
     Relation,
     TableSubquery,
+    UserTable,
     WindowTable,
     call_name,
     canonical,
@@ -30,7 +31,7 @@ VALUE = "value"
 """The column that a subquery selects of its table, and the one that it puts beside each row."""
 FIGURES = ("MAX", "MIN", "SUM", "AVG", "COUNT")
 """What a subquery of one value may make of the rows of its table."""
-_HOMES = (exp.From, exp.Join, exp.Lateral, exp.SetOperation, exp.CTE, WindowTable)
+_HOMES = (exp.From, exp.Join, exp.Lateral, exp.SetOperation, exp.CTE, UserTable, WindowTable)
 _OF_ROWS = ("expressions", "where", "group")
 _IN = "write page IN (SELECT page FROM pages WHERE ...), over a public table"
 _ONE = (
