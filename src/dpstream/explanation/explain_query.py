@@ -24,6 +24,7 @@ from dpstream.query.public_tables import Joining
 from dpstream.query.quantiles import Cells, ExponentialQuantile, Level, Quantile
 from dpstream.query.query import Query
 from dpstream.query.row_spec import Finish, RowSpec
+from dpstream.query.second_moments import Moment
 from dpstream.query.series_query import SeriesQuery
 from dpstream.query.union_tables import TABLE
 from dpstream.query.windows import Tumble, in_words, iso
@@ -186,9 +187,16 @@ def _inner_words(query: RowSpec, per_unit: PerUnit) -> str:
         if query.allowed_lateness:
             end += f" (with its {in_words(query.allowed_lateness)} of lateness)"
     cut = "" if query.window is None else "; cut at the ends of windows"
+    if per_unit.across_windows:
+        cut = (
+            "; the unit is a user for ever, who is protected better than one within a period would "
+            "be, and with less noise (1 to 1.41)"
+        )
     if query.window is not None and query.privacy_unit_period != "forever":
         cut += f" and of periods of {in_words(query.privacy_unit_period)}"
     rows = f"rows wait; when {end}" if query.window is not None else "rows wait; at the end"
+    if per_unit.grows and query.schedule.triggers is not None:
+        rows = "rows wait; at each trigger, as soon as they have it"
     return f"{rows}, those of each {unit} become: {per_unit.in_words}{cut}"
 
 
@@ -288,6 +296,8 @@ def measure_name(measure: Measure) -> str:
         return f"distinct values of {measure.column}"
     if measure.kind == "clamped":
         return f"{'average' if measure.of_unit == 'mean' else 'sum'} of {measure.column} per unit"
+    if isinstance(measure, Moment):
+        return measure.in_words
     if measure.power == 0:
         return f"values of {measure.column}"
     if measure.kind != "value":
@@ -361,7 +371,7 @@ def _in_all(measure: Measure, query: Query, value: float) -> str:
     if not (measure.kind == "units" or measure.per_unit):
         what = "rows"
     told = f"at most {largest:g} in each of {times} {what}, added up: {value:.4g}"
-    if measure.kind == "value" and measure.middle:
+    if measure.kind == "value" and measure.middle and not isinstance(measure, Moment):
         told += f" (values are counted from {float(measure.middle):g})"
     return told
 
@@ -410,7 +420,7 @@ def _derivation(
         f"{f' and {rest} in one more' if rest else ''}: "
         f"{largest:g} * sqrt({full * each**2 + rest**2}) = {value:.4g}"
     )
-    if measure.kind == "value" and measure.middle:
+    if measure.kind == "value" and measure.middle and not isinstance(measure, Moment):
         how += f" (values are counted from {float(measure.middle):g})"
     return how
 
@@ -707,6 +717,8 @@ def _memory(query: Query, width: int) -> dict[str, Any]:
     )
     if query.per_unit is not None:
         words += " and what is longer of their text, however many a unit has"
+        if query.per_unit.across_windows:
+            words += "; of each unit that has a cohort one row stays, for ever"
     return {
         "bytes_per_query": fixed,
         "bytes_per_unit": [round(least), round(most)],

@@ -23,6 +23,7 @@ from dpstream.query.aggregates import (
     Count,
     Measure,
     OfCells,
+    OfPairs,
     Sum,
     SumPerGroup,
     all_measures,
@@ -221,7 +222,7 @@ class Query(RowSpec, identity="query", keys=_KEYS):
                 f"{'all keys are public' if self.keys else 'there are none'}; add an aggregate, "
                 "such as Count()"
             )
-        if not all(isinstance(a, Count | Sum | OfCells) for a in self.aggregates):
+        if not all(isinstance(a, Count | Sum | OfPairs | OfCells) for a in self.aggregates):
             raise InvalidParameter(
                 "aggregates must be such as Count, CountUnits, Sum(...) or Avg(...); got "
                 f"{self.aggregates!r}"
@@ -425,6 +426,8 @@ class Query(RowSpec, identity="query", keys=_KEYS):
         """
         once = self.per_unit is not None and self.per_unit.at_most_one
         untold = self.public_groups is None or isinstance(self.public_groups, NeedsTables)
+        if self.per_unit is not None and self.per_unit.most is not None:
+            return self.per_unit.most
         if untold and not once:
             return None
         windows = self._windows_reached
