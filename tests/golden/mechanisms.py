@@ -44,7 +44,7 @@ CASES = {
         epsilon=1, rows_per_user=1, dummy_rows=20, pool_size=60, allocation="sparse",
     ),
     "dpi/adaptive": lambda m: m.Dpi(
-        epsilon=100, rows_per_user=1, dummy_rows=20, pool_size=60, gap=2,
+        epsilon=1000, rows_per_user=1, dummy_rows=2, pool_size=60, gap=2,
     ),
     "dpi/ranges": lambda m: m.Dpi(
         epsilon=1, rows_per_user=1, dummy_rows=20, pool_size=60,
