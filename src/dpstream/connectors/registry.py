@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from dpstream.connectors.database import DuckdbSink, SqliteSink
-from dpstream.connectors.delta import DeltaSink
+from dpstream.connectors.delta.sink import DeltaSink
 from dpstream.connectors.encode import ENCODERS
 from dpstream.connectors.files.sink import DirectorySink
 from dpstream.connectors.files.size_limits import SizeLimits
@@ -91,6 +91,12 @@ SOURCES = {
         "a table of PostgreSQL that grows, by its key",
         "postgres",
         "exactly once: by a key that grows, behind transactions that are open",
+    ),
+    "delta": Connector(
+        "delta:clicks/",
+        "a Delta Lake table that grows, by its change data feed",
+        "delta",
+        "exactly once: by the table's id and version",
     ),
 }
 SINKS = {
@@ -168,7 +174,7 @@ def open_source(
     also for the files that are moved into it later. "-" is standard input. A URI such as
     "kafka://127.0.0.1:9092/clicks" names a server. `options`: further ones of a server, or limits
     of sizes for files and standard input (`SizeLimits`). `on_damage`: a file that cannot be used is
-    quarantined ("quarantine"), or stops the run ("stop").
+    quarantined ("quarantine"), or stops the run ("stop"). "delta:clicks/" is a Delta Lake table.
     """
     if is_uri(spec):
         source: Source = open_uri("source", spec, options)
@@ -263,7 +269,7 @@ def open_uri(kind: str, uri: str, more: Mapping[str, Any] | None = None) -> Any:
     servers = {name: each for name, each in connectors.items() if is_uri(each.example)}
     connector = servers.get(options.scheme)
     if connector is None:
-        schemes = ", ".join(f"{scheme}://" for scheme in servers)
+        schemes = ", ".join(f"{scheme}://" for scheme in servers if scheme != "delta")
         raise InvalidParameter(
             f"there is no {kind} {options.scheme}://; there are {schemes}; a path has no scheme"
         )
