@@ -179,6 +179,8 @@ def open_source(
     of sizes for files and standard input (`SizeLimits`). `on_damage`: a file that cannot be used is
     quarantined ("quarantine"), or stops the run ("stop"). "delta:clicks/" is a Delta Lake table.
     """
+    if type(spec).__module__.startswith("polars.lazyframe"):
+        spec = spec.collect()
     if is_uri(spec):
         source: Source = open_uri("source", spec, options)
         return source
@@ -198,9 +200,11 @@ def open_source(
     if several and all(isinstance(path, str | os.PathLike) for path in spec):
         paths = [path for each in spec for path in _expand(each)]
         return Files(paths, on_damage=on_damage, limits=limits)
+    several = isinstance(spec, Sequence) and all(isinstance(each, str) for each in spec)
     raise InvalidParameter(
-        "a source must be a path, a glob, a directory, a list of them, '-', a URI or a table; got "
-        f"{spec!r:.200}"
+        "a source must be a path, a glob, a directory, a list of them, '-', a URI or a table (a "
+        "frame, Arrow, a list of dicts); got "
+        + (f"{spec!r:.200}" if several else f"an object of the type {type(spec).__name__}")
     )
 
 
