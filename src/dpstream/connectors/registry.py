@@ -9,8 +9,10 @@ needed only then.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from glob import glob, has_magic
 from importlib import import_module
 from importlib.util import find_spec
@@ -18,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from dpstream.connectors.database import DuckdbSink, SqliteSink
-from dpstream.connectors.delta import DeltaSink
+from dpstream.connectors.delta.sink import DeltaSink
 from dpstream.connectors.encode import ENCODERS
 from dpstream.connectors.files.sink import DirectorySink
 from dpstream.connectors.files.size_limits import SizeLimits
@@ -92,6 +94,12 @@ SOURCES = {
         "postgres",
         "exactly once: by a key that grows, behind transactions that are open",
     ),
+    "delta": Connector(
+        "delta:clicks/",
+        "a Delta Lake table that grows, by its change data feed",
+        "delta",
+        "exactly once: by the table's id and version",
+    ),
 }
 SINKS = {
     "files": Connector(
@@ -148,6 +156,7 @@ SINKS = {
 UPSERT = "upsert:"
 """Before the name of a sink: its releases replace those before them."""
 OUTPUTS = ("append", "upsert")
+_SCHEME = re.compile("[A-Za-z][A-Za-z0-9+.-]*")
 _DATABASES: dict[str, Callable[[Path], Sink]] = {
     ".sqlite": SqliteSink,
     ".db": SqliteSink,
@@ -168,8 +177,10 @@ def open_source(
     also for the files that are moved into it later. "-" is standard input. A URI such as
     "kafka://127.0.0.1:9092/clicks" names a server. `options`: further ones of a server, or limits
     of sizes for files and standard input (`SizeLimits`). `on_damage`: a file that cannot be used is
-    quarantined ("quarantine"), or stops the run ("stop").
+    quarantined ("quarantine"), or stops the run ("stop"). "delta:clicks/" is a Delta Lake table.
     """
+    if type(spec).__module__.startswith("polars.lazyframe"):
+        spec = spec.collect()
     if is_uri(spec):
         source: Source = open_uri("source", spec, options)
         return source
@@ -189,9 +200,11 @@ def open_source(
     if several and all(isinstance(path, str | os.PathLike) for path in spec):
         paths = [path for each in spec for path in _expand(each)]
         return Files(paths, on_damage=on_damage, limits=limits)
+    several = isinstance(spec, Sequence) and all(isinstance(each, str) for each in spec)
     raise InvalidParameter(
-        "a source must be a path, a glob, a directory, a list of them, '-', a URI or a table; got "
-        f"{spec!r:.200}"
+        "a source must be a path, a glob, a directory, a list of them, '-', a URI or a table (a "
+        "frame, Arrow, a list of dicts); got "
+        + (f"{spec!r:.200}" if several else f"an object of the type {type(spec).__name__}")
     )
 
 
@@ -263,7 +276,7 @@ def open_uri(kind: str, uri: str, more: Mapping[str, Any] | None = None) -> Any:
     servers = {name: each for name, each in connectors.items() if is_uri(each.example)}
     connector = servers.get(options.scheme)
     if connector is None:
-        schemes = ", ".join(f"{scheme}://" for scheme in servers)
+        schemes = ", ".join(f"{scheme}://" for scheme in servers if scheme != "delta")
         raise InvalidParameter(
             f"there is no {kind} {options.scheme}://; there are {schemes}; a path has no scheme"
         )
@@ -323,6 +336,14 @@ def _open_path(text: str, *, again: bool) -> Sink:
         return DirectorySink(Path(rest), suffix=kind, again=again)
     if colon and kind == "delta":
         return DeltaSink(rest)
+    if colon and len(kind) > 1 and _SCHEME.fullmatch(kind):  # a single letter is a drive
+        known = [f"{each}:" for each in (*ENCODERS, "delta", *OUTPUTS[1:])]
+        meant = get_close_matches(f"{kind}:", known, n=1)
+        raise InvalidParameter(
+            f"there is no sink {kind}:; {f'did you mean {meant[0]}? ' if meant else ''}there are "
+            f"{', '.join(known)} and servers such as kafka://HOST/TOPIC (`dpstream sources`); a "
+            f"folder of this name is ./{text}"
+        )
     path = Path(text)
     if path.suffix in _DATABASES and not text.endswith("/"):
         return _DATABASES[path.suffix](path)

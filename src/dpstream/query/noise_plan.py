@@ -244,7 +244,7 @@ class NoisePlan:
     def interval(self) -> float | None:
         """Half the width of a confidence interval, in standard deviations, of normal noise."""
         confidence = self.query.confidence
-        return None if confidence is None else float(-ndtri((1 - confidence) / 2))
+        return None if confidence is None else interval_of(confidence)
 
     @cached_property
     def total(self) -> Fraction:
@@ -336,13 +336,7 @@ class NoisePlan:
     def _own_terms(self) -> Terms:
         query = self.query
         if query.pure:
-            return Terms(
-                unit="user",
-                total=query.epsilon,
-                period=query.period_in_words,
-                time_zone=query.time_zone,
-                change=query.protected,
-            )
+            return pure_terms(query, query.epsilon)
         return own_terms(
             epsilon=query.epsilon,
             mu_squared=self.calibrated.mu_squared,
@@ -482,6 +476,17 @@ class NoisePlan:
         return quantiles
 
 
+def pure_terms(query: Query, epsilon: Fraction) -> Terms:
+    """The terms of a book of epsilon, for queries of the same users that have no delta."""
+    return Terms(
+        unit="user",
+        total=epsilon,
+        period=query.period_in_words,
+        time_zone=query.time_zone,
+        change=query.protected,
+    )
+
+
 def plan_query(query: Query, counters: str | None = None) -> NoisePlan:
     """The plan of a query; grids that nobody chose are made coarser where floats ask for it.
 
@@ -563,6 +568,15 @@ def _mean_rank(plan: NoisePlan, name: str) -> float:
 def _gets_noise(column: Measure) -> bool:
     """Is noise added to it? Otherwise something is chosen by it."""
     return not isinstance(column, Level) or column.share is None
+
+
+def interval_of(confidence: float) -> float:
+    """Half the width of an interval of a normal number, in standard deviations.
+
+    >>> round(interval_of(0.95), 2)
+    1.96
+    """
+    return float(-ndtri((1 - confidence) / 2))
 
 
 def laplace_reach(scale: Fraction, tail: float) -> int:
