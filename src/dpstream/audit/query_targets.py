@@ -241,7 +241,7 @@ def inner_rows_of(source: str, keys: str) -> Any:
                         max_groups_contributed = 1, max_rows_per_group = 1)
                window_start, {keys}, COUNT(*) AS n
         FROM {source} GROUP BY ALL"""
-    return lambda runs: sql(text).prepare
+    return lambda runs: compile_sql(text).query.prepare
 
 
 _INNER: dict[str, Any] = {
