@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     from dpstream.query.quantiles import Histogram as Histogram
     from dpstream.query.quantiles import Quantile as Quantile
     from dpstream.query.query import Query as Query
+    from dpstream.query.second_moments import Correlation as Correlation
+    from dpstream.query.second_moments import Covariance as Covariance
+    from dpstream.query.second_moments import Slope as Slope
     from dpstream.query.series_query import SeriesQuery as SeriesQuery
     from dpstream.query.windows import Cumulate as Cumulate
     from dpstream.query.windows import Hop as Hop
@@ -69,6 +72,7 @@ _NAMES_BY_HOME = {
     "Stddev Sum Variance",
     "query.quantiles": "Histogram Quantile",
     "query.query": "Query",
+    "query.second_moments": "Correlation Covariance Slope",
     "query.series_query": "SeriesQuery",
     "query.windows": "Cumulate Hop Tumble",
     "records": "Release",

@@ -67,6 +67,9 @@ from dpstream.query.quantiles import Histogram as Histogram
 from dpstream.query.quantiles import Quantile as Quantile
 from dpstream.query.row_spec import Finish as Finish
 from dpstream.query.row_spec import Prepare as Prepare
+from dpstream.query.second_moments import Correlation as Correlation
+from dpstream.query.second_moments import Covariance as Covariance
+from dpstream.query.second_moments import Slope as Slope
 from dpstream.records import Batch as Batch
 from dpstream.records import CheckedSink as CheckedSink
 from dpstream.records import ChunkRanges as ChunkRanges

@@ -16,6 +16,7 @@ from dpstream.group_by.flow import Flow
 from dpstream.query.aggregates import Avg, Count, CountUnits, Measure, Sum, Variance
 from dpstream.query.noise_plan import plan_query
 from dpstream.query.query import Query
+from dpstream.query.second_moments import Correlation, Covariance
 from dpstream.query.windows import Cumulate, Hop, Tumble
 from dpstream.rows.row_reader import RowReader
 from tests.support.long import part_of, some_examples
@@ -88,6 +89,18 @@ CASES = {
         "aggregates": (Variance("v", column="x", contribution_bounds_per_row=(-3, 5)),),
         "max_groups_contributed": 4,
         "max_rows_per_group": 1,
+    },
+    "pairs of values, periods": {
+        "window": Tumble("12 hours"),
+        "every": "3 hours",
+        "privacy_unit_period": "8 hours",
+        "aggregates": (
+            Covariance("c", columns=("x", "x"), contribution_bounds_per_row=((-3, 5), (0, 4))),
+            Correlation("r", columns=("x", "x"), contribution_bounds_per_row=((-3, 5), (1, 4))),
+        ),
+        "max_groups_contributed": 2,
+        "max_rows_per_group": 2,
+        "max_rows_contributed": 3,
     },
     "rounds, several rows per group": {
         "strategy": "sqlp",

@@ -164,6 +164,21 @@ VARIANTS = {
         every=None,
         weights={"units": 3},
     ),
+    "pairs of columns": query(
+        aggregates=(
+            dps.Correlation(
+                "r",
+                columns=("seconds", "at"),
+                contribution_bounds_per_row=((0, 60), (0, 28_800)),
+            ),
+            dps.Slope(
+                "s",
+                columns=("seconds", "at"),
+                contribution_bounds_per_row=((0, 60), (0, 28_800)),
+            ),
+        ),
+        confidence=0.9,
+    ),
     "quantiles": query(
         aggregates=(
             dps.Quantile("q", column="seconds", q=[0, 0.5, 1], contribution_bounds_per_row=(0, 60)),

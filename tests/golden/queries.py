@@ -273,6 +273,13 @@ CASES = {
     "avg": asked(f"AVG(seconds, {BOUNDS}) AS mean", "max_rows_per_group = 2"),
     "variance": asked(f"VARIANCE(seconds, {BOUNDS}) AS v"),
     "stddev": asked(f"STDDEV(seconds, {BOUNDS}) AS d"),
+    "pairs of columns": asked(
+        "COVAR_POP(price, seconds, contribution_bounds_per_row => ((0, 20), (0, 60))) AS c, "
+        "CORR(price, seconds, contribution_bounds_per_row => ((0, 20), (0, 60))) AS r, "
+        "REGR_SLOPE(price, seconds, contribution_bounds_per_row => ((0, 20), (0, 60))) AS s",
+        "confidence = 0.9",
+        epsilon=24,
+    ),
     "per group": asked(
         "COUNT(*, contribution_bounds_per_group => (1, 3)) AS n, "
         "SUM(seconds, contribution_bounds_per_group => (-20, 90)) AS s"

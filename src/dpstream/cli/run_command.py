@@ -186,6 +186,8 @@ def _run(
     if not stopper.signals and (asked.is_set() or (not once and is_to_change(pipeline, runs))):
         note(f"{pipeline.path} is taken up anew")
         return True
+    if pipeline.alerts:
+        note("the file's alerts were not looked at: `dpstream serve` sends them")
     if not count and not stopper.signals:
         note("everything was published before")
     places = [sink for sink in pipeline.sinks if sink != "-" and not is_uri(sink)]

@@ -25,6 +25,7 @@ from dpstream.query.public_tables import Joining
 from dpstream.query.quantiles import Cells, ExponentialQuantile, Level, Quantile
 from dpstream.query.query import Query
 from dpstream.query.row_spec import Finish, RowSpec
+from dpstream.query.second_moments import Moment
 from dpstream.query.series_query import SeriesQuery
 from dpstream.query.union_tables import TABLE
 from dpstream.query.windows import Tumble, in_words, iso
@@ -306,6 +307,8 @@ def measure_name(measure: Measure) -> str:
         return f"distinct values of {measure.column}"
     if measure.kind == "clamped":
         return f"{'average' if measure.of_unit == 'mean' else 'sum'} of {measure.column} per unit"
+    if isinstance(measure, Moment):
+        return measure.in_words
     if measure.power == 0:
         return f"values of {measure.column}"
     if measure.kind != "value":
@@ -379,7 +382,7 @@ def _in_all(measure: Measure, query: Query, value: float) -> str:
     if not (measure.kind == "units" or measure.per_unit):
         what = "rows"
     told = f"at most {largest:g} in each of {times} {what}, added up: {value:.4g}"
-    if measure.kind == "value" and measure.middle:
+    if measure.kind == "value" and measure.middle and not isinstance(measure, Moment):
         told += f" (values are counted from {float(measure.middle):g})"
     return told
 
@@ -428,7 +431,7 @@ def _derivation(
         f"{f' and {rest} in one more' if rest else ''}: "
         f"{largest:g} * sqrt({full * each**2 + rest**2}) = {value:.4g}"
     )
-    if measure.kind == "value" and measure.middle:
+    if measure.kind == "value" and measure.middle and not isinstance(measure, Moment):
         how += f" (values are counted from {float(measure.middle):g})"
     return how
 

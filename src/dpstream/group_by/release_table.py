@@ -27,6 +27,7 @@ from dpstream.query.aggregates import (
     Count,
     Measure,
     OfCells,
+    OfPairs,
     Pair,
     Stddev,
     Sum,
@@ -93,6 +94,8 @@ def answer_columns(
             values = values / share
             spread = np.hypot(spread, values * kept.stddev * (kept.divisor is not None)) / share
         name = aggregate.name
+        if isinstance(aggregate, OfPairs):  # NaN where it cannot be told
+            values, spread = (pa.array(each, from_pandas=True) for each in (values, spread))
         table[name], table[f"{name}_stddev"] = values, spread
         if deviations is not None:
             ends = exact or _ends(aggregate, pairs, (values, spread), deviations)
@@ -104,7 +107,7 @@ def answer_columns(
 
 
 def _enclosed(
-    aggregate: Count | Sum,
+    aggregate: Count | Sum | OfPairs,
     measures: Sequence[Measure],
     noisy: Sequence[Pair],
     scales: Mapping[Measure, Fraction],
@@ -121,7 +124,7 @@ def _ends(
     aggregate: Aggregate, noisy: Sequence[Pair], answer: Pair, deviations: float
 ) -> tuple[Reals, Reals]:
     """An interval, so many standard deviations to both sides."""
-    if isinstance(aggregate, Stddev):
+    if isinstance(aggregate, Stddev | OfPairs):
         return aggregate.ends(noisy, deviations)
     values, spread = answer
     return values - deviations * spread, values + deviations * spread
@@ -247,7 +250,7 @@ class ReleaseTables:
         """NULL for groups that are not shown, where what they have cannot be told from the rest."""
         query = self.plan.query
         return {
-            name: pa.array(values, mask=rest)
+            name: pa.array(np.asarray(values), mask=rest, from_pandas=True)
             for each in query.aggregates
             if not all(query.is_additive(measure) for measure in query.measures_of[each.name])
             for name, values in answers.items()

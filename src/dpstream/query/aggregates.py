@@ -86,6 +86,18 @@ class Measure:
         return f"{squared}{self.lo}|{self.hi}|{self.middle}|{self.quantum}|{self.column}"
 
     @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns of a row that it is made of, as `on_grid` takes them."""
+        return (self.column,) if self.column else ()
+
+    @property
+    def signed(self) -> bool:
+        """May a row take something away?"""
+        if self.per_unit:
+            return self.of_unit != "parts" or self.fall > 0
+        return self.kind == "value" and (self.power == 2 or self.lo < self.middle)
+
+    @property
     def reach(self) -> Fraction:
         """The largest distance of a clamped value from the middle."""
         return max(self.hi - self.middle, self.middle - self.lo)
@@ -138,7 +150,7 @@ class Measure:
         whole = np.rint(np.clip(np.where(np.isnan(steps), 0.0, steps), lo, hi)).astype(np.int64)
         return np.where(np.isnan(steps), NULL_STEPS, whole)
 
-    def on_grid(self, values: Reals) -> Integers:
+    def on_grid(self, values: Reals, /) -> Integers:
         """Clamp, take the middle off, round to the grid; NULL is NaN here."""
         if self.kind == "clamped":
             return self.unclamped(values)
@@ -653,7 +665,44 @@ class OfCells(Identified, identity=None, keys="name"):
         raise NotImplementedError  # quantiles and histograms have their own
 
 
-Aggregate: TypeAlias = Count | Sum | OfCells
+@dataclass(frozen=True)
+class OfPairs(Identified, identity=None, keys="name"):
+    """An aggregate of the pairs of values in two columns (`second_moments.py`)."""
+
+    name: str
+    grows: ClassVar[bool] = False
+    per_unit: ClassVar[bool] = False
+    error_bar: ClassVar[ErrorBar] = "with_release"
+    bounds_all: ClassVar[bool] = False
+
+    def measures(self, one_row: bool) -> tuple[Measure, ...]:
+        """The sums that it is made of."""
+        raise NotImplementedError  # each has its own
+
+    def answer(self, noisy: Sequence[Pair], nonnegative: bool) -> Pair:
+        """The figure, and its error to first order."""
+        raise NotImplementedError  # each has its own
+
+    def ends(self, noisy: Sequence[Pair], deviations: float) -> tuple[Reals, Reals]:
+        """An interval, so many standard deviations to both sides."""
+        raise NotImplementedError  # each has its own
+
+    def enclose(
+        self, noisy: Sequence[Pair], reach: Sequence[float], tail: float
+    ) -> tuple[Reals, Reals]:
+        """What it may be where each sum lies within its `reach` of the noisy one."""
+        raise NotImplementedError  # each has its own
+
+    def within(self, low: Reals, high: Reals, nonnegative: bool) -> tuple[Reals, Reals]:
+        """An interval, cut to what is possible."""
+        return low, high
+
+    def high_all(self, high: Reals, lost: Lost) -> Reals:
+        """Of all rows it says nothing (`bounds_all`)."""
+        return np.full(len(high), np.inf)
+
+
+Aggregate: TypeAlias = Count | Sum | OfPairs | OfCells
 
 
 def _quotients(sums: Pair, rows: Pair, reach: Sequence[float]) -> tuple[Reals, Reals]:

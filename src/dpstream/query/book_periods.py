@@ -21,7 +21,6 @@ from dpstream.privacy.accounting.promises import rows_of
 from dpstream.privacy.ledger.charges import Terms
 from dpstream.privacy.query_spend import ALL_PERIODS, PaidPeriods
 from dpstream.query.aggregates import Measure
-from dpstream.query.quantiles import Level
 from dpstream.query.query import Query
 from dpstream.query.windows import DAY, Ticks, duration, instant, keeps_its_offset
 
@@ -50,16 +49,7 @@ class BookShare:
 
     def times(self, column: Measure) -> int:
         """mu^2 of one column."""
-        return self.squared_signed if _is_signed(column) else self.squared
-
-
-def _is_signed(column: Measure) -> bool:
-    """May a row take something away from a column?"""
-    if column.per_unit:
-        return column.of_unit != "parts" or column.fall > 0
-    if isinstance(column, Level):
-        return column.signed
-    return column.kind == "value" and (column.power == 2 or column.lo < column.middle)
+        return self.squared_signed if column.signed else self.squared
 
 
 def book_ticks(terms: Terms) -> Ticks | None:

@@ -90,7 +90,7 @@ class Cells(Measure):
                 step //= 2
         return made
 
-    def on_grid(self, values: Reals) -> Integers:
+    def on_grid(self, values: Reals, /) -> Integers:
         """The leaf of each value: [edge, next edge), what is outside belongs to the outermost."""
         inner = self.edges[1 : self.leaves]
         leaves = np.searchsorted(inner, values, side="right")

@@ -23,6 +23,7 @@ from dpstream.query.aggregates import (
     Count,
     Measure,
     OfCells,
+    OfPairs,
     Sum,
     SumPerGroup,
     all_measures,
@@ -241,7 +242,7 @@ class Query(RowSpec, identity="query", keys=_KEYS):
                 f"{'all keys are public' if self.keys else 'there are none'}; add an aggregate, "
                 "such as Count()"
             )
-        if not all(isinstance(a, Count | Sum | OfCells) for a in self.aggregates):
+        if not all(isinstance(a, Count | Sum | OfPairs | OfCells) for a in self.aggregates):
             raise InvalidParameter(
                 "aggregates must be such as Count, CountUnits, Sum(...) or Avg(...); got "
                 f"{self.aggregates!r}"

@@ -286,7 +286,7 @@ class RowSpec(Identified, identity=None, keys=_KEYS):
     @property
     def columns(self) -> list[str]:
         """The columns that are read, once the source's are prepared."""
-        values = [measure.column for measure in self.value_measures if measure.column]
+        values = [name for measure in self.value_measures for name in measure.columns]
         times = [self.time_column, self.arrival_column]
         wanted = [self.privacy_unit_column, *self.keys, *times, *values]
         if self.per_unit is not None:  # keys and values are made of what waits

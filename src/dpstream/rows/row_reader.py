@@ -543,14 +543,14 @@ class RowReader:
             if not measure.column:  # rows are counted
                 columns.append(np.ones(len(table), np.int64))
                 continue
-            values, readable = once(
-                "number",
-                measure.column,
-                make=partial(parse.numbers, table[measure.column], measure.column),
-            )
-            flag(reasons, Reason.NUMBER, ~readable)
-            flag(reasons, Reason.NOT_FINITE, np.isinf(values))
-            columns.append(measure.on_grid(values))
+            numbers = []
+            for name in measure.columns:
+                read = partial(parse.numbers, table[name], name)
+                values, readable = once("number", name, make=read)
+                flag(reasons, Reason.NUMBER, ~readable)
+                flag(reasons, Reason.NOT_FINITE, np.isinf(values))
+                numbers.append(values)
+            columns.append(measure.on_grid(*numbers))
         return np.stack(columns, axis=1) if columns else np.zeros((len(table), 0), np.int64)
 
 

@@ -53,6 +53,8 @@ class Hub:
         self.closing = False
         self.newest = 0  # what events go up to; the reader may be ahead of it for a moment
         self._recent: list[Released] = []
+        self.looked = asyncio.Event()
+        """Set once it is known what was there at the beginning."""
         self._changed = asyncio.Event()
         self._pool = ThreadPoolExecutor(1, "hub")  # however busy the threads of requests are
 
@@ -65,6 +67,7 @@ class Hub:
     async def running(self) -> AsyncIterator[None]:
         """Look for releases while this lasts."""
         await self._look()
+        self.looked.set()
         task = asyncio.create_task(self._tick())
         try:
             yield

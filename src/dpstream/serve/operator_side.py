@@ -35,6 +35,7 @@ from dpstream.connectors.write_ahead import Inbox
 from dpstream.errors import BudgetExceeded, DpstreamError, InvalidInput, StateError
 from dpstream.records import Batch, Rejected
 from dpstream.serve.access import Token
+from dpstream.serve.alerts import Alerts
 from dpstream.serve.event_stream import Hub
 from dpstream.serve.metrics import (
     CONTENT_TYPE,
@@ -227,6 +228,7 @@ class OperatorSide(Side):
     """Whose tokens ask for queries, and open nothing else."""
     supervisor: Supervisor
     hub: Hub
+    alerts: Alerts | None = None
     most_body: int = 16 << 20
     most_decoded: int = MOST_DECODED
     takes_rows: bool = True
@@ -366,6 +368,7 @@ class OperatorSide(Side):
                 for name, told in seen.queries.items()
                 if told.get("quarantined")
             },
+            "alerts": [] if self.alerts is None else self.alerts.report,
             "clients": self.hub.clients,
             "newest_release": self.hub.reader.horizon,
             "seconds": round(time.monotonic() - self._began, 3),

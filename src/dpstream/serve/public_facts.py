@@ -25,6 +25,7 @@ from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.state.run_directory import read_about
 from dpstream.query.grouping_sets import set_name
 from dpstream.query.noise_plan import plan_query
+from dpstream.query.quantiles import Histogram, Quantile
 from dpstream.query.query import Query
 from dpstream.query.row_spec import LooksBack
 from dpstream.query.series_query import SeriesQuery
@@ -36,6 +37,7 @@ from dpstream.sql_compiler.compile_sql import compile_sql
 SPREADS = ("stddev", "low", "high", "high_all")
 """What may be published beside a figure."""
 _PLACE = ("window_start", "window_end", "trigger_time", "release_index")
+_BINS = "histogram"
 _OPERATORS = ("memory", "drawing")  # of no use to a reader of the releases
 Line = dict[str, Any]
 _OF_USERS = ("delta", "max_groups_contributed", "max_rows_per_group")
@@ -74,8 +76,8 @@ class QueryDescription:
         return [name for name in self.query.label_columns if name in self.schema.names]
 
     @cached_property
-    def figures(self) -> list[str]:
-        """The published numbers."""
+    def measures(self) -> list[str]:
+        """What is published of each key: numbers, and lists of numbers that have a picture."""
         names = self.schema.names
         extra = {
             f"{name}{more}" for name in names for more in ("_stddev", "_low", "_high", "_high_all")
@@ -84,8 +86,34 @@ class QueryDescription:
         return [
             name
             for name, kind in zip(names, self.schema.types, strict=True)
-            if name not in others and (pa.types.is_floating(kind) or pa.types.is_integer(kind))
+            if name not in others
+            and (pa.types.is_floating(kind) or pa.types.is_integer(kind) or name in self.lists)
         ]
+
+    @cached_property
+    def figures(self) -> list[str]:
+        """Those that are one number of each key; of a list of quantiles its middle one."""
+        return [each for each in self.measures if self.lists.get(each, {}).get("kind") != _BINS]
+
+    @cached_property
+    def lists(self) -> dict[str, dict[str, Any]]:
+        """Columns that are lists: the edges of a histogram's bins, or the shares of quantiles.
+
+        `middle`: the place of the quantile that stands for all of them.
+        """
+        told: dict[str, dict[str, Any]] = {}
+        aggregates = self.query.aggregates if isinstance(self.query, Query) else ()
+        for each in aggregates:
+            name = each.name
+            if name not in self.schema.names or not pa.types.is_list(self.schema.field(name).type):
+                continue
+            if isinstance(each, Histogram):
+                told[name] = {"kind": _BINS, "edges": [float(edge) for edge in each.edges]}
+            elif isinstance(each, Quantile):
+                shares = [float(share) for share in each.shares]
+                middle = min(range(len(shares)), key=lambda place: abs(shares[place] - 0.5))
+                told[name] = {"kind": "quantiles", "shares": shares, "middle": middle}
+        return told
 
     def spread(self, figure: str, kind: str = "stddev") -> str | None:
         """The column with a figure's standard deviation, or an end of its interval."""
@@ -129,7 +157,8 @@ class QueryDescription:
                 "keys": self.keys,
                 "aggregates": [
                     {"name": name, **{kind: self.spread(name, kind) for kind in SPREADS}}
-                    for name in self.figures
+                    | ({"list": self.lists[name]} if name in self.lists else {})
+                    for name in self.measures
                 ],
             },
             "dropped_rows": self.dropped_rows,

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -63,11 +64,18 @@ class History:
         places = matching_rows(description, segment, given["q"] or "")
         matched, offset, limit = len(places), given["offset"], given["limit"]
         if figure is not None:
-            places = sorted_rows(segment, places, figure, falling=given["order"] == "desc")
+            places = sorted_rows(
+                column_of(description, segment, figure), places, falling=given["order"] == "desc"
+            )
         shown, following = places[offset : offset + limit], places[offset : offset + limit + 1]
         rows = rows_of(description, segment, shown)
         if figure is not None:
-            clear = clear_orders(segment, following, figure, description.spread(figure))
+            spread = description.spread(figure)
+            deviations = None if spread is None else column_of(description, segment, figure, spread)
+            clear = clear_orders(
+                column_of(description, segment, figure)[following],
+                None if deviations is None else deviations[following],
+            )
             for row, ordered in zip(rows, [*clear, None], strict=False):
                 row["ordered"] = ordered
         return _about(newest) | {
@@ -132,12 +140,14 @@ class History:
     ) -> list[dict[str, Any]]:
         """Some keys over these releases; one that is in none of them has no key and no points.
 
-        Over windows a point says where its window begins, and whether it has ended. Of releases
+        Over windows a point says where its window begins, and whether it has ended. Bins, and all
+        quantiles of a list, are those of the newest point alone. Of releases
         that hold changes only, all tell what has changed; a selection of them tells what was known
         at each.
         """
         points: dict[str, list[dict[str, Any]]] = {identity: [] for identity in wanted}
         keys: dict[str, list[Any]] = {}
+        newest: dict[str, dict[str, Any]] = {}
         for each, segment in self._segments(released):
             at = {"window": each.window, "release_index": each.release, "time": each.time}
             if head["over"] == "windows":
@@ -149,12 +159,15 @@ class History:
                 points[identity].append(at | figure)
                 if identity not in keys:
                     keys[identity] = self._key_at(segment, place)
+            whole = lists_of(self.description, segment, list(places.values()))
+            newest |= dict(zip(places, whole, strict=True))
         for identity, line in points.items():
             if line:
                 first.setdefault(identity, line[0]["release_index"])
         return [
             shown_key(identity, keys.get(identity))
             | {"first_seen": first.get(identity), "points": line}
+            | newest.get(identity, {})
             for identity, line in points.items()
         ]
 
@@ -271,10 +284,11 @@ def rows_of(
     taken = taken.take(pa.array(places, pa.int64()))
     times = [None if at is None else at.isoformat() for at in taken["trigger_time"].to_pylist()]
     releases, first = segment.array("release_index"), segment.array(FIRST)
+    whole = lists_of(description, segment, places)
     rows = []
     for number, key in enumerate(key_values(taken, description.keys)):
         place = places[number]
-        row = shown_key(segment.id_at(place), key) | figures[number]
+        row = shown_key(segment.id_at(place), key) | figures[number] | whole[number]
         row |= {"release_index": int(releases[place]), "time": times[number]}
         rows.append(row | {"first_seen": int(first[place])})
     return rows
@@ -288,11 +302,12 @@ def figures_of(
     columns: dict[str, dict[str, list[Any]]] = {kind: {} for kind in ("values", *SPREADS)}
     nothing = [None] * len(chosen)
     for name in description.figures:
-        columns["values"][name] = _numbers(segment.array(name)[chosen])
+        columns["values"][name] = _numbers(column_of(description, segment, name)[chosen])
         for kind in SPREADS:
             spread = description.spread(name, kind)
             if spread is not None:
-                columns[kind][name] = _numbers(segment.array(spread)[chosen])
+                ends = column_of(description, segment, name, spread)
+                columns[kind][name] = _numbers(ends[chosen])
             elif kind == "stddev":
                 columns[kind][name] = nothing
     held = None
@@ -307,6 +322,36 @@ def figures_of(
         }
         rows.append(row if held is None else row | {"held": held[number]})
     return rows
+
+
+def lists_of(
+    description: QueryDescription, segment: Segment, places: Sequence[int] | Integers
+) -> list[dict[str, Any]]:
+    """The bins or quantiles of some rows, with their error bars; nothing where there are none."""
+    if not description.lists:
+        return [{} for _ in places]
+    rows: list[dict[str, Any]] = [
+        {"lists": {name: {} for name in description.lists}} for _ in places
+    ]
+    for name in description.lists:
+        found = {"values": name} | {kind: description.spread(name, kind) for kind in SPREADS}
+        for kind, column in found.items():
+            if column is None:
+                continue
+            taken = segment.table[column].take(pa.array(places, pa.int64())).to_pylist()
+            for row, values in zip(rows, taken, strict=True):
+                row["lists"][name][kind] = None if values is None else [_number(v) for v in values]
+    return rows
+
+
+def column_of(
+    description: QueryDescription, segment: Segment, figure: str, column: str | None = None
+) -> npt.NDArray[Any]:
+    """A figure of every row, or another column beside it; of quantiles the middle one."""
+    column = column or figure
+    if figure not in description.lists:
+        return segment.array(column)
+    return segment.item(column, description.lists[figure]["middle"])
 
 
 def shown_key(identity: str, key: list[Any] | None) -> dict[str, Any]:
@@ -350,24 +395,24 @@ def matching_rows(description: QueryDescription, segment: Segment, text: str) ->
     return np.flatnonzero(matches)
 
 
-def sorted_rows(segment: Segment, places: Integers, figure: str, *, falling: bool) -> Integers:
-    """The places by a figure; rows without it come last, equal ones stay as they are."""
-    values = _reals(segment, figure)[places]
+def sorted_rows(values: npt.NDArray[Any], places: Integers, *, falling: bool) -> Integers:
+    """The places by their values; rows without one come last, equal ones stay as they are."""
+    values = _reals(values)[places]
     order = np.argsort(-values if falling else values, kind="stable")  # NaN goes last
     return places[order]
 
 
-def clear_orders(segment: Segment, places: Integers, figure: str, spread: str | None) -> list[Any]:
-    """For each place but the last: is its order against the next one more than noise?
+def clear_orders(values: npt.NDArray[Any], deviations: npt.NDArray[Any] | None) -> list[Any]:
+    """For each value but the last: is its order against the next one more than noise?
 
     Two values count as ordered if they are further apart than `order_threshold` standard
     deviations of their difference. Noise of two keys is independent.
     """
-    if spread is None or len(places) < 2:
-        return [None] * max(len(places) - 1, 0)
-    values, deviations = _reals(segment, figure)[places], _reals(segment, spread)[places]
+    if deviations is None or len(values) < 2:
+        return [None] * max(len(values) - 1, 0)
+    values, deviations = _reals(values), _reals(deviations)
     apart = np.abs(np.diff(values))
-    needed = order_threshold(len(places) - 1) * np.hypot(deviations[1:], deviations[:-1])
+    needed = order_threshold(len(values) - 1) * np.hypot(deviations[1:], deviations[:-1])
     known = np.isfinite(apart) & np.isfinite(needed)
     return [bool(a) if k else None for a, k in zip(apart > needed, known, strict=True)]
 
@@ -381,13 +426,17 @@ def order_threshold(pairs: int) -> float:
     return -float(ndtri((1 - CONFIDENCE) / 2 / max(pairs, 1)))
 
 
-def _reals(segment: Segment, name: str) -> Reals:
-    return segment.array(name).astype(np.float64, copy=False)
+def _reals(values: npt.NDArray[Any]) -> Reals:
+    return values.astype(np.float64, copy=False)
 
 
 def _numbers(values: Any) -> list[float | int | None]:
     """As JSON has them: what is no finite number is null."""
-    return [None if not math.isfinite(value) else value for value in values.tolist()]
+    return [_number(value) for value in values.tolist()]
+
+
+def _number(value: float | None) -> float | int | None:
+    return None if value is None or not math.isfinite(value) else value
 
 
 def file_stream(

@@ -107,6 +107,14 @@ class Segment:
             values = self._arrays[name] = array.to_numpy(zero_copy_only=False)
         return values
 
+    def item(self, name: str, place: int) -> npt.NDArray[Any]:
+        """One number of each list in a column; NaN where it is not known."""
+        values = self._arrays.get(f"{name}[{place}]")
+        if values is None:
+            found = pc.list_element(self.table[name], place).combine_chunks().cast(pa.float64())
+            values = self._arrays[f"{name}[{place}]"] = found.to_numpy(zero_copy_only=False)
+        return values
+
     @property
     def published(self) -> pa.Table:
         """The release as it was published."""

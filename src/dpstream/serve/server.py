@@ -20,6 +20,7 @@ from starlette.types import ASGIApp
 from dpstream.errors import InvalidParameter
 from dpstream.privacy.state.durable_files import make_directory
 from dpstream.serve.access import Token, bound_socket, check_binding, load_token, read_token
+from dpstream.serve.alerts import Alerts
 from dpstream.serve.connections import HEAD_SECONDS, Connections, LimitedConnection, throttled
 from dpstream.serve.event_stream import Hub
 from dpstream.serve.operator_side import MOST_DECODED, OperatorSide
@@ -123,6 +124,12 @@ def serve(
             not_reloaded=settings.not_reloaded,
             say=say,
         )
+        alerts = Alerts(
+            alerts=pipeline.alerts if settings.run else (),
+            queries=queries,
+            hub=hub,
+            folder=store_folder(pipeline),
+        )
         public = PublicSide(
             queries=queries,
             hub=hub,
@@ -137,6 +144,7 @@ def serve(
             analysts=analysts or {},
             supervisor=supervisor,
             hub=hub,
+            alerts=alerts,
             most_body=settings.most_body,
             most_decoded=settings.most_decoded,
             takes_rows=settings.run,
@@ -158,7 +166,8 @@ def serve(
         apps = [public.app(), operator.app()]
         with asyncio.Runner(loop_factory=_Loop) as runner:
             ports_now = [each.getsockname()[1] for each in sockets]
-            runner.run(_serve(apps, hub, settings, sockets, supervisor, lambda: tell(*addresses)))
+            begun = partial(tell, *addresses)
+            runner.run(_serve(apps, hub, alerts, settings, sockets, supervisor, begun))
         if not supervisor.to_reload.is_set():
             return None
         ports = {"port": ports_now[0], "operator_port": ports_now[1]}
@@ -179,6 +188,7 @@ def check_pipes(pipeline: Pipeline) -> None:
 async def _serve(
     apps: list[ASGIApp],
     hub: Hub,
+    alerts: Alerts,
     settings: Settings,
     sockets: list[socket.socket],
     supervisor: Supervisor,
@@ -195,7 +205,10 @@ async def _serve(
         for each in servers:
             each.should_exit = True
 
-    async with supervisor.running() if settings.run else contextlib.nullcontext():
+    async with contextlib.AsyncExitStack() as stack:
+        if settings.run:
+            await stack.enter_async_context(supervisor.running())
+        await stack.enter_async_context(alerts.running())
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, leave, True)

@@ -259,8 +259,9 @@ class RowSample:
         return f"{words}; set start and end, by what is known and not by single rows"
 
     def _number_words(self) -> str:
-        for measure in self.query.value_measures:
-            cells = self.cells.get(measure.column or "")
+        columns = [name for measure in self.query.value_measures for name in measure.columns]
+        for name in columns:
+            cells = self.cells.get(name)
             if cells is None or not is_text(cells.type) or not len(cells):
                 continue
             _, readable = parse.numbers(cells, "")
@@ -268,7 +269,7 @@ class RowSample:
                 _, timed = parse.written_times(cells, "UTC")
                 what = "dates or times" if timed.any() else f"texts such as {_shape(cells)}"
                 return (
-                    f"the column {measure.column!r} must hold numbers to be aggregated and holds "
+                    f"the column {name!r} must hold numbers to be aggregated and holds "
                     f"{what}; aggregate another column, or count rows"
                 )
         return "the numbers to be aggregated are NaN or infinite; aggregate another column"

@@ -15,6 +15,7 @@ from datetime import timedelta
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from dpstream.connectors.encode import ENCODERS
 from dpstream.connectors.files.source import ON_DAMAGE, ON_DONE
@@ -69,6 +70,14 @@ _KEYS: dict[str, dict[str, tuple[type, ...]]] = {
     "sink": {"to": _TEXTS, "output": _TEXT},
     "engine": {"name": _TEXT, "master": _TEXT, "buckets": (int,), "state_location": _TEXT},
     "retention": dict.fromkeys(("backups", "releases", "served", "inputs", "dead_letters"), _TEXT),
+    "alert": {
+        "query": _TEXT,
+        "column": _TEXT,
+        "key": (list,),
+        "above": (int, float),
+        "below": (int, float),
+        "webhook": _TEXT,
+    },
     "public": {"name": _TEXT, "path": _TEXTS, "refresh": _TEXT},
     "registry": {"name": _TEXT, "path": _TEXTS},
     "functions": {},
@@ -91,12 +100,13 @@ _REQUIRED = {
     "engine": ("name",),
     "retention": (),
     "functions": (),
+    "alert": ("query", "column", "webhook"),
     "public": ("name", "path"),
     "registry": ("name", "path"),
     "query": ("name",),
 }
-_OPTIONAL = ("sink", "engine", "retention", "functions", "public", "registry")
-_LISTS = ("query", "public", "registry")  # [[query]]
+_OPTIONAL = ("sink", "engine", "retention", "functions", "alert", "public", "registry")
+_LISTS = ("query", "alert", "public", "registry")  # [[query]]
 _INNER = ("options", "column_types")  # tables within a source's
 _SEVERAL = ("source", "budget")  # one table, or one for each source: [source.clicks]
 _IN_WORDS = {
@@ -116,6 +126,19 @@ class PushedTable:
 
     folder: Path
     columns: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alert:
+    """When a published figure is told to an address: above (or below) a number by its margin."""
+
+    query: str
+    column: str
+    figure: float
+    webhook: str
+    below: bool = False
+    key: tuple[str, ...] = ()
+    """The key that is looked at; all of them if there is none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,6 +176,8 @@ class Pipeline:
     """What `dpstream apply` has settled."""
     functions: Mapping[str, str] = field(default_factory=dict)
     """Functions in Python that its queries may call, by name."""
+    alerts: tuple[Alert, ...] = ()
+    """What `dpstream serve` tells to addresses."""
     written: str = ""
     """The file's own text."""
     who: str = ""
@@ -257,7 +282,43 @@ def load_pipeline(
         functions=functions,
         backups=backups,
         retention=kept,
+        alerts=_alerts(path, tables.get("alert", ()), [query.name for query in queries], changes),
     )
+
+
+def _alerts(
+    path: Path, tables: Sequence[Mapping[str, Any]], queries: Sequence[str], changes: Changes
+) -> tuple[Alert, ...]:
+    """Each alert once, for the run that publishes its query now."""
+    followed = {each.successor: name for name, each in changes.endings.items() if each.successor}
+    made: dict[Alert, None] = {}
+    for number, table in enumerate(tables, 1):
+        where = f"{path}, [[alert]] number {number}"
+        name = changes.names.get(table["query"], table["query"])
+        name = name if name in queries else followed.get(name, name)
+        if name not in queries:
+            near = _nearest(table["query"], queries)
+            raise InvalidInput(f"{where}: there is no query {table['query']!r}; {near}")
+        if ("above" in table) == ("below" in table):
+            raise InvalidInput(f"{where} needs above or below, and not both: a number")
+        place = urlsplit(table["webhook"])
+        if place.scheme not in ("http", "https") or not place.hostname or "@" in place.netloc:
+            raise InvalidInput(
+                f"{where}: webhook must be an address such as https://hooks.example.org/TOKEN, "
+                "without a user's name or password"
+            )
+        below = "below" in table
+        made[
+            Alert(
+                query=name,
+                column=table["column"],
+                figure=float(table["below" if below else "above"]),
+                webhook=table["webhook"],
+                below=below,
+                key=tuple(table.get("key", ())),
+            )
+        ] = None
+    return tuple(made)
 
 
 def _engine(path: Path, table: Mapping[str, Any], feeds: Mapping[str, Feed]) -> Mapping[str, Any]:

@@ -51,6 +51,7 @@ from dpstream.sql_compiler.statement import (
     BOUNDED_AGGREGATES,
     CELL_AGGREGATES,
     KEPT_SHARE,
+    PAIR_AGGREGATES,
     RELEASE_COLUMNS,
     WINDOW_COLUMNS,
     Draft,
@@ -453,6 +454,8 @@ class QueryBuilder:
     def _kind(self, call: exp.Expr) -> tuple[type[Aggregate], dict[str, Any]]:
         """The class of an aggregate, and what it is made with."""
         argument, named = call.expressions[0], named_arguments(call)
+        if call_name(call) in PAIR_AGGREGATES:
+            return self._of_pairs(call)
         bounds: dict[str, Any] = {
             name: tuple(self._number(each) for each in named[name].expressions)
             for name in (BOUNDS, GROUP_BOUNDS)
@@ -486,6 +489,17 @@ class QueryBuilder:
         quantum = self._number(named["quantum"]) if "quantum" in named else None
         kind = BOUNDED_AGGREGATES[call_name(call)]
         return kind, {"column": self._value(node), "quantum": quantum} | bounds
+
+    def _of_pairs(self, call: exp.Expr) -> tuple[type[Aggregate], dict[str, Any]]:
+        """An aggregate of two columns, and what it is made with."""
+        made, more = PAIR_AGGREGATES[call_name(call)]
+        nodes = [substitute(self._draft, e, self._draft.relation) for e in call.expressions[:2]]
+        bounds = tuple(
+            tuple(self._number(each) for each in pair.expressions)
+            for pair in named_arguments(call)[BOUNDS].expressions
+        )
+        columns = tuple(self._value(node) for node in nodes)
+        return made, {"columns": columns, BOUNDS: bounds, **more}
 
     def _of_cells(self, call: exp.Expr) -> tuple[type[Histogram | Quantile], dict[str, Any]]:
         """A quantile, several, or a histogram, and what it is made with."""

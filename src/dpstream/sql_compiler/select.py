@@ -17,6 +17,7 @@ from dpstream.sql_compiler.statement import (
     AGGREGATES,
     BOUNDED_AGGREGATES,
     CELL_AGGREGATES,
+    PAIR_AGGREGATES,
     RELEASE_COLUMNS,
     WINDOW_COLUMNS,
     Draft,
@@ -384,7 +385,11 @@ def _default_name(draft: Draft, call: exp.Expr) -> str:
             return "units"
         if isinstance(argument.expressions[0], exp.Column):
             return f"distinct_{argument.expressions[0].name}"
-    if isinstance(argument, exp.Column):
+    if call_name(call) in PAIR_AGGREGATES:
+        both = [each for each in call.expressions if isinstance(each, exp.Column)]
+        if len(both) == 2:
+            return "_".join([call_name(call).lower(), *(each.name for each in both)])
+    elif isinstance(argument, exp.Column):
         return f"{call_name(call).lower()}_{argument.name}"
     raise draft.refusal(call, "the aggregate has no name", f"write {canonical(call)} AS name")
 
@@ -396,6 +401,9 @@ def require_bounded_aggregates(draft: Draft) -> None:
         arguments = [each for each in call.expressions if not isinstance(each, exp.Kwarg)]
         if function in CELL_AGGREGATES:
             _require_cells(draft, call, arguments)
+            continue
+        if function in PAIR_AGGREGATES:
+            _require_pairs(draft, call, arguments)
             continue
         if len(arguments) != 1:
             raise draft.refusal(call, f"{function} takes one column", f"write {function}(column)")
@@ -456,6 +464,27 @@ def _require_cells(draft: Draft, call: exp.Expr, arguments: list[exp.Expr]) -> N
         raise draft.refusal(
             call,
             f"{function} has no bounds: the range of its values must be public",
+            f"write {example}, with bounds that do not come from the data",
+        )
+
+
+def _require_pairs(draft: Draft, call: exp.Expr, arguments: list[exp.Expr]) -> None:
+    """Two columns, and bounds of each."""
+    function, named = call_name(call), named_arguments(call)
+    example = f"{function}(y, x, {BOUNDS} => ((0, 600), (0, 10)))"
+    if len(arguments) != 2 or any(isinstance(each, exp.Star | exp.Distinct) for each in arguments):
+        raise draft.refusal(call, f"{function} takes two columns", f"write {example}")
+    for name in named.keys() - {BOUNDS}:
+        raise draft.refusal(call, f"{function} has no argument {name}", f"write {example}")
+    bounds = named.get(BOUNDS)
+    pairs = bounds.expressions if isinstance(bounds, exp.Tuple) else []
+    if len(pairs) != 2 or any(
+        not isinstance(each, exp.Tuple) or len(each.expressions) != 2 for each in pairs
+    ):
+        problem = "bounds are two numbers for each column" if bounds else "no bounds"
+        raise draft.refusal(
+            bounds or call,
+            problem if bounds else f"{function} has {problem}: a row could change it by any amount",
             f"write {example}, with bounds that do not come from the data",
         )
 

@@ -21,6 +21,7 @@ from sqlglot.tokenizer_core import Token, TokenType
 from dpstream.errors import InvalidParameter, refuse_unwritable
 from dpstream.query.aggregates import Avg, Stddev, Sum, Variance
 from dpstream.query.grouping_sets import GROUPING_ID, NOT_SHOWN
+from dpstream.query.second_moments import Correlation, Covariance, OfTwoColumns, Slope
 from dpstream.sql_compiler.functions import TRUNCATIONS
 from dpstream.sql_compiler.time_functions import DIFFERENCES, UNIT_FIRST
 
@@ -56,8 +57,15 @@ CELL_AGGREGATES = {
     "HISTOGRAM": "HISTOGRAM(x, [0, 10, 100])",
 }
 """Quantiles and histograms, and how each is written."""
+PAIR_AGGREGATES: dict[str, tuple[type[OfTwoColumns], dict[str, bool]]] = {
+    "CORR": (Correlation, {}),
+    "COVAR_POP": (Covariance, {}),
+    "COVAR_SAMP": (Covariance, {"sample": True}),
+    "REGR_SLOPE": (Slope, {}),
+}
+"""Aggregates of two columns: what each is, and what it is made with."""
 AGGREGATES = (
-    *("COUNT", "COUNTIF", *BOUNDED_AGGREGATES, *CELL_AGGREGATES),
+    *("COUNT", "COUNTIF", *BOUNDED_AGGREGATES, *CELL_AGGREGATES, *PAIR_AGGREGATES),
     "APPROX_COUNT_DISTINCT",
 )
 WINDOW_COLUMNS = ("window_start", "window_end")

@@ -241,7 +241,7 @@ _REFUSED_CALLS = (
     ),
     (
         {
-            *("VAR", "VAR_SAMP", "STDDEV_SAMP", "CORR", "COVAR_POP", "COVAR_SAMP"),
+            *("VAR", "VAR_SAMP", "STDDEV_SAMP", "REGR_INTERCEPT", "REGR_R2", "COVAR"),
             *("QUANTILE", "PERCENTILE_DISC"),
             *("BIT_AND", "BIT_OR", "LOGICAL_AND", "LOGICAL_OR"),
         },

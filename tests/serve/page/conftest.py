@@ -110,7 +110,7 @@ def visit(chromium):
     assert [problem for _, watch in watched for problem in watch.problems] == []
 
 
-def _published(folder, write):
+def published(folder, write):
     """A pipeline that has been run to its end, with the same noise every time."""
     path = write(folder)
     Secret.create(folder / "state.secret", value=SECRET)
@@ -121,7 +121,7 @@ def _published(folder, write):
 @pytest.fixture(scope="session")
 def story(tmp_path_factory):
     """Three days of a news site."""
-    path = _published(tmp_path_factory.mktemp("story"), logs.write_story)
+    path = published(tmp_path_factory.mktemp("story"), logs.write_story)
     with served(path, "--no-run", kind=Site) as site:
         yield site
 
@@ -129,7 +129,7 @@ def story(tmp_path_factory):
 @pytest.fixture(scope="session")
 def wild(tmp_path_factory):
     """Keys that mean harm, and 50,000 keys."""
-    path = _published(tmp_path_factory.mktemp("wild"), logs.write_wild)
+    path = published(tmp_path_factory.mktemp("wild"), logs.write_wild)
     with served(path, "--no-run", kind=Site) as site:
         yield site
 

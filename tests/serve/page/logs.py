@@ -21,8 +21,13 @@ path = "visits.parquet"
 [budget.clicks]
 epsilon = 4
 delta = 1e-8
+[source.stays]
+path = "stays.parquet"
 [budget.visits]
 epsilon = 1
+[budget.stays]
+epsilon = 9
+delta = 1e-8
 [state]
 path = "state/"
 [[query]]
@@ -50,6 +55,20 @@ SELECT WITH DIFFERENTIAL_PRIVACY
 FROM TUMBLE(clicks, DESCRIPTOR(at), INTERVAL '1' DAY)
 GROUP BY window_start
 EMIT EVERY INTERVAL '3' HOUR'''
+[[query]]
+name = "stays"
+sql = '''
+SELECT WITH DIFFERENTIAL_PRIVACY
+       OPTIONS (epsilon = 8, delta = 1e-9, privacy_unit_column = user,
+                privacy_unit_period = INTERVAL '1' DAY,
+                max_groups_contributed = 2, time_unit = 's',
+                public_groups = ('/home', '/news', '/video'),
+                start = TIMESTAMP '2024-05-01', end = TIMESTAMP '2024-05-04')
+       page, window_start, HISTOGRAM(seconds, [0, 30, 60, 120, 300]) AS stays,
+       APPROX_QUANTILES(seconds, 4, contribution_bounds_per_row => (0, 300)) AS quarters
+FROM TUMBLE(stays, DESCRIPTOR(at), INTERVAL '1' DAY)
+GROUP BY page, window_start
+EMIT EVERY INTERVAL '6' HOUR'''
 [[query]]
 name = "hourly"
 title = "Visits by the hour"
@@ -113,6 +132,42 @@ SELECT WITH DIFFERENTIAL_PRIVACY
        article, COUNT(*) AS readers FROM articles GROUP BY article'''
 """
 
+MANY_KEYS, MANY_WINDOWS = 10_000, 1_000
+
+MANY_OF_BOTH = """
+[source.reads]
+path = "reads.parquet"
+[source.visits]
+path = "visits.parquet"
+[budget.reads]
+epsilon = 15
+delta = 1e-4
+[budget.visits]
+epsilon = 15
+delta = 1e-4
+[state]
+path = "state/"
+[[query]]
+name = "keys"
+sql = '''
+SELECT WITH DIFFERENTIAL_PRIVACY
+       OPTIONS (epsilon = 12, delta = 1e-5, privacy_unit_column = user, max_groups_contributed = 1,
+                privacy_unit_period = INTERVAL '1' DAY, time_unit = 's',
+                start = TIMESTAMP '2024-05-01', end = TIMESTAMP '2024-05-04')
+       page, window_start, COUNT(*) AS readers
+FROM TUMBLE(reads, DESCRIPTOR(at), INTERVAL '1' DAY) GROUP BY page, window_start'''
+[[query]]
+name = "hours"
+sql = '''
+SELECT WITH DIFFERENTIAL_PRIVACY
+       OPTIONS (epsilon = 12, delta = 1e-5, privacy_unit_column = user, max_groups_contributed = 1,
+                privacy_unit_period = INTERVAL '1' HOUR, time_unit = 's',
+                public_groups = ({pages}),
+                start = TIMESTAMP '2024-05-01', end = TIMESTAMP '2024-06-11 16:00:00')
+       page, window_start, COUNT(*) AS visits
+FROM TUMBLE(visits, DESCRIPTOR(at), INTERVAL '1' HOUR) GROUP BY page, window_start'''
+"""
+
 LIVE = """
 [source]
 path = "live/"
@@ -155,7 +210,11 @@ def write_story(folder: Path) -> Path:
     seconds = np.clip(rng.gamma(2.2, 38, len(user)) + 20 * (page == "/video"), 0, 300)
     order = np.argsort(at, kind="stable")
     table = {"user": user, "page": page, "at": at, "seconds": seconds}
-    for name in ("clicks.parquet", "visits.parquet"):  # two books may not read the same rows
+    for name in (
+        "clicks.parquet",
+        "visits.parquet",
+        "stays.parquet",
+    ):  # two books may not read one file
         _write(folder / name, {column: list(each[order]) for column, each in table.items()})
     return _pipeline(folder, STORY)
 
@@ -170,6 +229,20 @@ def write_wild(folder: Path) -> Path:
     rows = {"user": [*range(len(articles))], "article": [*articles]}
     _write(folder / "articles.parquet", rows)
     return _pipeline(folder, WILD)
+
+
+def write_many(folder: Path) -> Path:
+    """Ten thousand keys of eight people a day, and a thousand hours of twelve pages."""
+    names = [f"/page/{number:05}" for number in range(MANY_KEYS)]
+    pages = [name for _ in range(3) for name in names for _ in range(8)]
+    times = [_START + day * _DAY for day in range(3) for _ in range(8 * MANY_KEYS)]
+    users = [*range(8 * MANY_KEYS)] * 3
+    _write(folder / "reads.parquet", {"user": [*users], "page": [*pages], "at": [*times]})
+    few, hours = names[:12], range(MANY_WINDOWS)
+    rows = [(one, few[one % 12], _START + 3600 * hour) for hour in hours for one in range(24)]
+    columns = {name: [row[at] for row in rows] for at, name in enumerate(("user", "page", "at"))}
+    _write(folder / "visits.parquet", columns)
+    return _pipeline(folder, MANY_OF_BOTH.format(pages=", ".join(f"'{one}'" for one in few)))
 
 
 def write_live(folder: Path) -> Path:

@@ -76,13 +76,16 @@ function drawn(items, share) {
   return [...items.filter((item) => !small.includes(item)), { purpose: "the rest", amount }];
 }
 
-/** The charges by query, each with a colour of its own. */
-function grouped(items) {
+/** The charges by query, each with a colour of its own; those for the same purpose are one. */
+function grouped(charges) {
   const found = new Map();
-  for (const item of items) {
+  for (const item of charges) {
     const name = item.query ?? "others";
     if (!found.has(name)) found.set(name, { name, colour: `s${(found.size % 6) + 1}`, items: [] });
-    found.get(name).items.push(item);
+    const { items } = found.get(name);
+    const same = items.findIndex((one) => one.purpose === item.purpose);
+    if (same < 0) items.push(item);
+    else items[same] = { ...items[same], amount: items[same].amount + item.amount };
   }
   return [...found.values()];
 }

@@ -3,6 +3,7 @@ import * as api from "./api.js";
 import { byId, make } from "./dom.js";
 import { withMargin } from "./format.js";
 import { keyText, wholeText } from "./keys.js";
+import { partNames } from "./spread.js";
 import { watchForm } from "./watch.js";
 
 const MOST_SHOWN = 100_000;
@@ -31,7 +32,8 @@ export async function openDetail(query, row) {
       make("p", { class: "quiet small" }, cut ? "Fetching the rest…" : whole.note),
     );
   });
-  const values = Object.keys(row.values).map((name) =>
+  const single = query.columns.aggregates.filter((one) => !one.list).map((one) => one.name);
+  const values = single.map((name) =>
     make(
       "tr",
       {},
@@ -39,6 +41,20 @@ export async function openDetail(query, row) {
       make("td", {}, withMargin(row.values[name], row.stddev[name], row.held)),
     ),
   );
+  for (const { name, list } of query.columns.aggregates) {
+    const found = row.lists?.[name];
+    if (!list || !found?.values) continue;
+    partNames(list).forEach((part, place) =>
+      values.push(
+        make(
+          "tr",
+          {},
+          make("th", { scope: "row" }, `${name}, ${part}`),
+          make("td", {}, withMargin(found.values[place], found.stddev?.[place] ?? null)),
+        ),
+      ),
+    );
+  }
   byId("detail-title").textContent = keyText(row, 40);
   byId("detail-body").replaceChildren(
     ...texts,

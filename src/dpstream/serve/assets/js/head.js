@@ -1,5 +1,6 @@
 // The page's head: which query, what it says in one line, which of its numbers.
 import { byId, make, reconcile, write } from "./dom.js";
+import { measureName } from "./spread.js";
 import { BAND, listed, margin, moment, number, parameter, percent } from "./format.js";
 
 /** The list of queries; one alone needs no list. */
@@ -20,20 +21,21 @@ export function showQueries(queries, chosen, onChoose) {
 }
 
 /** Which of the query's numbers is charted and sorted by. */
-export function showMeasures(measures, chosen, onChoose) {
-  byId("measures").hidden = measures.length < 2;
-  reconcile(byId("measures"), measures, {
-    keyOf: (name) => name,
-    create: (name) => {
+export function showMeasures(aggregates, chosen, onChoose) {
+  byId("measures").hidden = aggregates.length < 2;
+  reconcile(byId("measures"), aggregates, {
+    keyOf: ({ name }) => name,
+    create: ({ name }) => {
       const input = make("input", { type: "radio", name: "measure", value: name });
       input.addEventListener("change", () => onChoose(name));
       return make("label", {}, input, make("span", {}, name));
     },
-    update: (label, name) => {
-      label.querySelector("input").checked = name === chosen;
+    update: (label, { name }) => {
+      label.querySelector("input").checked = name === chosen?.name;
     },
   });
-  write(byId("chart-title"), `${chosen} over time`);
+  const bins = chosen?.list?.kind === "histogram";
+  write(byId("chart-title"), !chosen ? "Over time" : bins ? `${chosen.name} by part of the range` : `${measureName(chosen)} over time`);
 }
 
 /** What the query is called, and what is said about it. */
@@ -45,7 +47,7 @@ function showName(query) {
 }
 
 /** The title and one line of what is seen. */
-export function showHead(query, page, measure) {
+export function showHead(query, page, sort) {
   showName(query);
   const { keys, aggregates } = query.columns;
   const what = listed(aggregates.map((one) => one.name)) + (keys.length ? ` by ${listed(keys)}` : "");
@@ -62,7 +64,7 @@ export function showHead(query, page, measure) {
     : ".";
   const over = query.refused ? " No more will come: the privacy budget of this query is used up." : "";
   write(byId("summary"), `${what}${often}. ${release}${over}${unit}${much}`);
-  write(byId("keys-title"), `Top keys by ${measure}`);
+  write(byId("keys-title"), sort ? `Top keys by ${sort}` : "Keys");
   write(byId("kept-note"), notCounted(query, page));
   showNumbers(query, page);
 }
@@ -92,10 +94,12 @@ function showNumbers(query, page) {
   const [row] = page.rows;
   byId("numbers-card").hidden = query.columns.keys.length > 0 || !row;
   if (byId("numbers-card").hidden) return;
-  reconcile(byId("numbers"), query.columns.aggregates, {
+  const single = query.columns.aggregates.filter((one) => one.list?.kind !== "histogram");
+  byId("numbers-card").hidden = !single.length;
+  reconcile(byId("numbers"), single, {
     keyOf: (one) => one.name,
     create: (one) =>
-      make("div", {}, make("dt", {}, one.name), make("dd", {}, make("b"), make("span", { class: "quiet" }))),
+      make("div", {}, make("dt", {}, measureName(one)), make("dd", {}, make("b"), make("span", { class: "quiet" }))),
     update: (node, { name }) => {
       write(node.querySelector("b"), number(row.values[name], BAND * row.stddev[name]));
       write(node.querySelector("span"), margin(row.stddev[name]));

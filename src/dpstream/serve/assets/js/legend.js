@@ -72,7 +72,7 @@ export function showLegend({ model, index, picked, onRemove, onOpen, onPoint, sp
       const point = valueAt(line, time);
       const value = node.querySelector(".chip-value");
       value.style.minWidth = `${line.widest}ch`; // wide enough for all values: the page does not move under the pointer
-      write(value, point ? pointText(point) : "–");
+      write(value, point ? pointText(point) : line.list ? "" : "–");
       node.querySelector(".chip-out").hidden = picked === "only";
     },
   });

@@ -10,6 +10,7 @@ import { showHead, showMeasures, showNothing, showQueries } from "./head.js";
 import { pointText, showLegend, showTable } from "./legend.js";
 import { listen, status } from "./live.js";
 import { Slots } from "./slots.js";
+import { measureName, showSpread } from "./spread.js";
 import { startTheme } from "./theme.js";
 import { TopKeys } from "./top.js";
 import { checkWatches } from "./watch.js";
@@ -67,12 +68,15 @@ async function refresh() {
     document.body.classList.toggle("alone", view.embed);
     if (!queries.length) return true;
     query = queries.find((one) => one.name === view.query) ?? queries[0];
-    const measures = query.columns.aggregates.map((one) => one.name);
-    const measure = measures.includes(view.measure) ? view.measure : measures[0];
+    const aggregate = aggregates().find((one) => one.name === view.measure) ?? aggregates()[0];
+    const measure = aggregate?.name;
+    const bins = aggregate?.list?.kind === "histogram";
+    // Bins are no one number: their keys are in the order of another one, if there is one.
+    const sort = bins ? aggregates().find((one) => one.list?.kind !== "histogram")?.name : measure;
     const keyed = query.columns.keys.length > 0;
     if (document.activeElement !== byId("search")) byId("search").value = view.search;
     showQueries(queries, query, (name) => go({ query: name }));
-    showMeasures(measures, measure, (name) => go({ measure: name, offset: 0 }));
+    showMeasures(aggregates(), aggregate, (name) => go({ measure: name, offset: 0 }));
     showExplain(query);
     whatIf.show(query);
     showBudget(books, query);
@@ -81,22 +85,25 @@ async function refresh() {
     // One release a window is one point: only together they make a line.
     const all = view.window === "all" || (view.window === "newest" && query.windows?.releases_per_window === 1);
     const [page, first] = await Promise.all([
-      api.latest(query.name, { window, sort: measure, limit: PAGE, offset: view.offset, q: view.search }),
+      api.latest(query.name, { window, sort, limit: PAGE, offset: view.offset, q: view.search }),
       view.picked || (!view.search && !view.offset)
         ? null
-        : api.top(query.name, { window, sort: measure, limit: FOLLOWED }),
+        : api.top(query.name, { window, sort, limit: FOLLOWED }),
       windows.load(query.name, view.window),
     ]);
     answer = page;
     const ids = view.picked ?? (first ?? page).rows.slice(0, keyed ? FOLLOWED : 1).map((row) => row.id);
     slots.assign(ids);
-    showHead(query, page, measure);
-    topKeys.show({ answer: page, measure, search: view.search, slots });
+    showHead(query, page, sort);
+    topKeys.show({ answer: page, measure, bins, search: view.search, slots });
     byId("csv").href = api.download(query.name, "csv", page.window);
     byId("parquet").href = api.download(query.name, "parquet", page.window);
     byId("follow").hidden = view.picked === null;
-    byId("chart-card").hidden = !page.time; // a query without time publishes once: there is no course to draw
-    if (page.time) await draw(ids, { window, all, measure });
+    // A query without time publishes once: there is no course to draw, but there may be a spread.
+    const drawn = page.time || aggregate?.list;
+    byId("chart-card").hidden = !drawn;
+    byId("chart-card").classList.toggle("bins-only", bins || !page.time);
+    if (drawn) await draw(ids, { window, all, aggregate, bins });
     write(byId("trouble"), "");
     byId("trouble").hidden = true;
     return true;
@@ -110,6 +117,7 @@ async function refresh() {
   }
 }
 
+const aggregates = () => query.columns.aggregates;
 const seconds = (text) => (text ? new Date(text).getTime() / 1000 : null);
 
 /** What is drawn of a key: a window stands at its start, a release within one at its own time. */
@@ -123,9 +131,9 @@ const pointsOf = (one, measure, all, moved = 0) =>
   }));
 
 /** The lines of the window before, by key, at the times of the one that is shown; none if it is not asked for. */
-async function windowBefore(ids, { all, measure, start }) {
+async function windowBefore(ids, { all, measure, bins, start }) {
   // What is made of several windows shares their noise: the margin of a change is not known then.
-  const before = all || !start || query.looks_back ? null : windows.before(answer.window);
+  const before = all || bins || !start || query.looks_back ? null : windows.before(answer.window);
   byId("against-label").hidden = !before;
   if (!before || !view.against || !ids.length) return new Map();
   const found = await api.before(query.name, { id: ids, window: before.window, limit: MOST_POINTS });
@@ -133,17 +141,18 @@ async function windowBefore(ids, { all, measure, start }) {
   return new Map(found.series.map((one) => [one.id, pointsOf(one, measure, false, moved)]));
 }
 
-async function draw(ids, { window, all, measure }) {
+async function draw(ids, { window, all, aggregate, bins }) {
+  const measure = aggregate?.name;
   const [found, earlier] = await Promise.all([
     ids.length
       ? api.series(query.name, { id: ids, window: all ? "all" : window, limit: MOST_POINTS })
       : { series: [], start: answer.start, end: answer.end },
-    windowBefore(ids, { all, measure, start: answer.start }),
+    windowBefore(ids, { all, measure, bins, start: answer.start }),
   ]);
   const lines = found.series
     .filter((one) => one.key !== null)
     .map((one) => {
-      const points = pointsOf(one, measure, all);
+      const points = bins ? [] : pointsOf(one, measure, all);
       const before = earlier.get(one.id);
       const then = new Map(before?.map((point) => [point.time, point]));
       for (const point of points) point.since = then.get(point.time);
@@ -155,6 +164,7 @@ async function draw(ids, { window, all, measure }) {
         row: rowOf(one),
         slot: slots.of(one.id),
         points,
+        list: one.lists?.[measure],
         at: new Map(points.map((point) => [point.time, point])),
         late: all ? undefined : one.first_seen > 1,
       };
@@ -162,6 +172,7 @@ async function draw(ids, { window, all, measure }) {
   const [start, end] = all ? [null, null] : [seconds(found.start), seconds(found.end)];
   const { zoom, log } = view;
   chart.show({ lines, start, end, zoom, log, all });
+  showSpread({ aggregate: aggregate ?? {}, lines });
   byId("log").checked = log;
   byId("against").checked = view.against;
   byId("zoom-off").hidden = byId("pan-back").hidden = byId("pan-on").hidden = !zoom;
@@ -170,7 +181,7 @@ async function draw(ids, { window, all, measure }) {
   showTable(chart.model);
   byId("chart").setAttribute(
     "aria-label",
-    `${measure} over time for ${count(lines.length, "key")}, with 95% bands. Left and right arrow keys move between releases.`,
+    `${aggregate ? measureName(aggregate) : ""} over time for ${count(lines.length, "key")}, with 95% bands. Left and right arrow keys move between releases.`,
   );
 }
 

@@ -2,6 +2,7 @@
 import { byId, make, reconcile, write } from "./dom.js";
 import { BAND, count, margin, number } from "./format.js";
 import { keyNode, keyText } from "./keys.js";
+import { strip } from "./spread.js";
 import { PAGE } from "./view.js";
 
 export class TopKeys {
@@ -13,17 +14,17 @@ export class TopKeys {
   }
 
   /** Show one page of keys. */
-  show({ answer, measure, search, slots }) {
+  show({ answer, measure, bins, search, slots }) {
     const rows = answer.rows.map((row, place) => ({
       row,
-      rank: search ? null : answer.offset + place + 1,
+      rank: search || !answer.sort ? null : answer.offset + place + 1,
       last: place === answer.rows.length - 1,
     }));
     this.#rescale(answer, measure, search);
     reconcile(byId("keys"), rows, {
       keyOf: ({ row }) => row.id,
       create: ({ row }) => this.#create(row),
-      update: (node, item) => this.#update(node, item, measure, slots),
+      update: (node, item) => this.#update(node, item, { measure, bins, slots }),
     });
     this.#notes(answer, search);
   }
@@ -58,6 +59,7 @@ export class TopKeys {
         { class: "bar", "aria-hidden": "true" },
         make("i", { class: "fill" }),
         make("i", { class: "whisker" }),
+        make("span", { class: "strip", hidden: true }),
       ),
       make("span", { class: "value" }, make("b"), make("small")),
       make(
@@ -70,15 +72,17 @@ export class TopKeys {
     return node;
   }
 
-  #update(node, { row, rank, last }, measure, slots) {
+  #update(node, { row, rank, last }, { measure, bins, slots }) {
     node.row = row;
+    strip(node.querySelector(".strip"), bins ? row.lists?.[measure] : null);
+    for (const part of [".bar > .fill", ".bar > .whisker"]) node.querySelector(part).hidden = bins;
     const [value, stddev] = [row.values[measure], row.stddev[measure]];
     const slot = slots.of(row.id);
     node.className = slot === undefined ? "row" : `row picked s${slot + 1}`;
     node.querySelector(".pick").checked = slot !== undefined;
     write(node.querySelector(".rank"), rank === null ? "" : String(rank));
-    write(node.querySelector(".value b"), number(value, BAND * stddev));
-    write(node.querySelector(".value small"), `${margin(stddev)}${row.held ? " held" : ""}`);
+    write(node.querySelector(".value b"), bins ? "" : number(value, BAND * stddev));
+    write(node.querySelector(".value small"), bins ? "" : `${margin(stddev)}${row.held ? " held" : ""}`);
     node.querySelector(".tie").hidden = row.ordered !== false || last;
     const { low, high } = this.scale;
     const at = (point) => `${((Math.min(high, Math.max(low, point)) - low) / (high - low || 1)) * 100}%`;
@@ -96,7 +100,7 @@ export class TopKeys {
     let words = "";
     if (pairs && close)
       words = `≈ joins ${close === pairs ? "all" : close} of ${count(pairs, "neighbouring pair")}: at this noise nobody can say which of the two is larger.`;
-    else if (pairs) words = "Each of these keys is larger than the next by more than the noise explains.";
+    else if (pairs && answer.rows.slice(0, -1).every((row) => row.ordered)) words = "Each of these keys is larger than the next by more than the noise explains.";
     write(byId("order-note"), words);
     const none = byId("none");
     none.hidden = answer.rows.length > 0;

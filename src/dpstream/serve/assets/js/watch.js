@@ -33,7 +33,7 @@ export const certain = ({ above, level }, { value, stddev }) =>
 
 /** The form of one key's details. */
 export function watchForm(query, row) {
-  const measures = query.columns.aggregates.filter((one) => one.stddev).map((one) => one.name);
+  const measures = query.columns.aggregates.filter((one) => one.stddev && one.list?.kind !== "histogram").map((one) => one.name);
   if (!measures.length) return null;
   const option = (value, text = value) => make("option", { value }, text);
   const measure = make("select", { name: "measure", "aria-label": "Which number" }, measures.map((one) => option(one)));
