@@ -44,7 +44,7 @@ from dpstream.engines.query_run import EngineOptions
 from dpstream.engines.run_storage import run_tag
 from dpstream.errors import InvalidParameter, StateError
 from dpstream.privacy.ledger import ledger as ledgers
-from dpstream.privacy.state import Secret, journal
+from dpstream.privacy.state import Secret, WindowKeys, journal
 from dpstream.privacy.state.backup import Restoration, back_up, move, runs_in
 from dpstream.privacy.state.inspection import describe, find_faults
 from dpstream.privacy.state.run_directory import rotate_keys
@@ -64,6 +64,7 @@ YEAR, QUICK_DAYS = 365, 3
 SHORT: Final = 28
 """In fewer days than this the shortest trigger is ten minutes, and a week has two days."""
 _BOOK, _CHANGED = "clicks", "pages"
+_A_PERIOD: Final = {_CHANGED: 24}  # windows that begin in a period, if there are several
 _MEMORY_SLACK = 16.0  # MB
 _DISK_SLACK = 1.3
 _POLL = 0.2  # seconds
@@ -340,6 +341,7 @@ class Life:
             book = stack.enter_context(closing(_open_book(self.place, self.days)))
             if crash:
                 stack.enter_context(watched(_killer(clock, crash)))
+            stack.enter_context(noted_begins(self.place / "begins"))
             runs = stack.enter_context(
                 dps.run_all(
                     asked,
@@ -375,10 +377,9 @@ class Life:
     def _sizes(self) -> dict[str, float]:
         status = Path("/proc/self/status").read_text().split("\n")
         (memory,) = (int(line.split()[1]) for line in status if line.startswith("VmRSS"))
-        state = sum(p.stat().st_size for p in self.state.rglob("*") if p.is_file())
         return {
             "memory_mb": memory / 1024,
-            "state_mb": state / 1e6,
+            "state_mb": sum(_sizes_of_files(self.state)) / 1e6,
             "book_mb": (self.place / "book").stat().st_size / 1e6,
         }
 
@@ -411,10 +412,23 @@ class Life:
                     for name, run in restored.items()
                     for window in run.lost
                 ]
+                facts["anew"] = [
+                    [run_tag(run.about["run"]), run.remembers_from]
+                    for run in restored.values()
+                    if run.remembers_from is not None
+                ]
                 facts["again"] = {name: run.told - run.logged for name, run in restored.items()}
             elif what.kind == "upgrade":
                 facts["from"] = str(Path(dps.__file__).parent)
         _note(self.place / "events", event=what.kind, day=what.at / DAY, **facts)
+
+
+def _sizes_of_files(folder: Path) -> Iterator[int]:
+    """Snapshots are written meanwhile: a file may go between two looks."""
+    for root, _, names in os.walk(folder):
+        for name in names:
+            with suppress(FileNotFoundError):
+                yield Path(root, name).stat().st_size
 
 
 def _open_book(place: Path, days: int) -> dps.Ledger:
@@ -440,6 +454,23 @@ def injected(clock: SimulatedClock, days: int) -> Iterator[None]:
         patch.object(os, "fsync", lambda descriptor: None),
     ):
         yield
+
+
+@contextmanager
+def noted_begins(path: Path) -> Iterator[None]:
+    """Note a digest of the keys that each window remembers as it begins."""
+    real = getattr(WindowKeys, "note_content", None)
+    if real is None:  # an earlier version, in which windows remember nothing
+        yield
+        return
+    with path.open("a") as file:
+
+        def note_content(self: WindowKeys, window: int, digest: bytes) -> None:
+            real(self, window, digest)
+            print(run_tag(self._run), window, digest.hex(), file=file, flush=True)
+
+        with patch.object(WindowKeys, "note_content", note_content):
+            yield
 
 
 def _killer(clock: SimulatedClock, crash: Occurrence) -> Callable[[str, str, Any], None]:
@@ -515,6 +546,8 @@ class Comparison:
     """Releases that one of them lacks, and no restore has listed."""
     lost: Counter[tuple[int, str, int]] = field(default_factory=Counter)
     """Releases that are missing, by the restore that has listed them, query and window."""
+    begun_anew: Counter[tuple[int, str, int]] = field(default_factory=Counter)
+    """Releases of windows that begin with other keys, since a restore has said so; likewise."""
     books: list[str] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
 
@@ -525,9 +558,15 @@ def compare_releases(unbroken: Path, broken: Path) -> Comparison:
     found, again = published(broken)
     both = Comparison(releases=len(expected), differ=differ + again)
     shared = expected.keys() & found.keys()
-    both.differ += [f"{key} has other bytes" for key in shared if expected[key] != found[key]]
     both.unlisted += [f"{key} is too many" for key in found.keys() - expected.keys()]
     restores = [e for e in read_lines(broken / "events") if e["event"] == "restore"]
+    begins = [_begins(place) for place in (unbroken, broken)]
+    for key in (key for key in shared if expected[key] != found[key]):
+        restore = _begins_anew(key, restores, begins)
+        if restore is None:
+            both.differ.append(f"{key} has other bytes")
+        else:
+            both.begun_anew[restore, key[1], int(key[2])] += 1
     listed: dict[tuple[str, ...], int] = {
         (tag, name, str(window)): number
         for number, restore in enumerate(restores, 1)
@@ -539,6 +578,33 @@ def compare_releases(unbroken: Path, broken: Path) -> Comparison:
         else:
             both.unlisted.append(f"{key} is missing")
     return both
+
+
+def _begins(place: Path) -> dict[tuple[str, int], str]:
+    """(run, window) -> the digest of the keys that it begins with, where it remembers any."""
+    path = place / "begins"
+    lines = [line.split() for line in path.read_text().splitlines()] if path.exists() else []
+    return {(run, int(window)): digest for run, window, digest in lines}
+
+
+def _begins_anew(
+    key: tuple[str, ...],
+    restores: Sequence[dict[str, Any]],
+    begins: Sequence[dict[tuple[str, int], str]],
+) -> int | None:
+    """The restore after which the window of a release remembers other keys; None: it does not.
+
+    In the period of windows that were given up, units may have other rows left to give, too.
+    """
+    run, name, window = key[0], key[1], int(key[2])
+    one, other = (known.get((run, window)) for known in begins)
+    size = _A_PERIOD.get(name, 1)
+    for number, restore in enumerate(restores, 1):
+        for tag, first in restore.get("anew", []):
+            same_period = window // size == (first - 1) // size
+            if tag == run and window >= first and one and (one != other or same_period):
+                return number
+    return None
 
 
 def compare_books(unbroken: Path, broken: Path) -> list[str]:
@@ -664,7 +730,7 @@ def _day(life: Life) -> int:
 def targets(both: Comparison, measured: dict[str, Any], days: int) -> list[Row]:
     """Equal or listed, exact, whole, flat."""
     found = [
-        target("releases that differ", len(both.differ), "==", 0),
+        target("releases that differ, and no restore said so", len(both.differ), "==", 0),
         target("releases missing or too many that no restore listed", len(both.unlisted), "==", 0),
         target("differences between the books", len(both.books), "==", 0),
         target("faults in the states at the end", len(both.faults), "==", 0),
@@ -720,6 +786,11 @@ def _notes(
         f"lost by restore {restore}: {count} releases of query {name!r}, window {window}: its key "
         "was made after the backup, and is never made again"
         for (restore, name, window), count in sorted(both.lost.items())
+    ]
+    notes += [
+        f"anew since restore {restore}: {count} releases of query {name!r}, window {window}, are "
+        "others: it begins without keys that none but windows of before have shown"
+        for (restore, name, window), count in sorted(both.begun_anew.items())
     ]
     for what in ("differ", "unlisted", "books", "faults"):
         notes += [f"{what}: {line}" for line in sorted(getattr(both, what))[:5]]

@@ -57,10 +57,12 @@ def test_the_clock_goes_on_before_what_is_not_logged(tmp_path):
     assert again.now() == year.START + HOUR - 2 * tick // 3
 
 
-def noted(place, releases, lost=()):
+def noted(place, releases, lost=(), anew=(), begins=()):
     place.mkdir()
     (place / "published").write_text("".join(f"run {line}\n" for line in releases))
+    (place / "begins").write_text("".join(f"run {line}\n" for line in begins))
     event = {"event": "restore", "lost": [["run", "q", window] for window in lost]}
+    event["anew"] = [["run", window] for window in anew]
     (place / "events").write_text(json.dumps(event) + "\n")
     return place
 
@@ -81,6 +83,28 @@ def test_what_differs_or_is_missing_is_noticed(tmp_path):
     missed = [row["reached"] for row in year.targets(found, measured, 3)]
     assert missed[:4] == [False, False, True, True]
     assert missed[-1] is None
+
+
+def test_windows_that_begin_with_other_keys_are_told_apart(tmp_path):
+    """They may have other bytes where a restore said so; with the same keys they must not."""
+    keys = ["0 aa", "1 bb", "2 cc", "3 dd"]
+    whole = noted(tmp_path / "whole", ["q 0 0 aa", "q 2 1 bb", "q 3 2 cc", "p 3 3 dd"], begins=keys)
+    releases = ["q 0 0 aa", "q 2 1 xx", "q 3 2 yy", "p 3 3 dd"]
+    others = [*keys[:2], "2 ee", "3 dd"]
+    told = noted(tmp_path / "told", releases, anew=[2], begins=others)
+    found = compare_releases(whole, told)
+    assert found.begun_anew == {(1, "q", 2): 1}
+    assert ["'3', '2'" in line for line in found.differ] == [True]
+
+    untold = noted(tmp_path / "untold", releases, anew=[3], begins=others)
+    assert len(compare_releases(whole, untold).differ) == 2
+
+
+def test_a_file_that_goes_while_sizes_are_added_up_counts_nothing(tmp_path):
+    """Snapshots are removed by a thread of their own; a link to nowhere is such a file."""
+    (tmp_path / "kept").write_bytes(bytes(7))
+    (tmp_path / "gone").symlink_to(tmp_path / "nowhere")
+    assert sum(year._sizes_of_files(tmp_path)) == 7
 
 
 def sizes(memory=200.0, state=1.0):

@@ -47,6 +47,10 @@ def write(folder):
     return write
 
 
+WINDOWS = (
+    "FROM clicks GROUP BY page",
+    "FROM TUMBLE(clicks, DESCRIPTOR(at), INTERVAL '1' DAY) GROUP BY page, window_start",
+)
 GROW = {"budget": ("epsilon = 2", "epsilon = 4")}
 
 
@@ -157,6 +161,32 @@ def test_a_run_that_was_charged_and_never_began_is_voided(run, write, monkeypatc
     assert begun.code == 4
     assert "cannot be taken back" in begun.err
     assert "names 0 runs" in run("ledger", "void", "zz", "book", "--because", "typo").err
+
+
+DAILY = """max_groups_contributed = 1, privacy_unit_period = INTERVAL '1' DAY, time_column = at,
+                time_unit = 's', start = TIMESTAMP '1970-01-01', end = TIMESTAMP '1970-01-31',"""
+
+
+def test_a_run_whose_state_is_lost_is_ended_and_frees_what_it_has_not_begun(run, write, folder):
+    """A run of days that nothing takes over from would keep its share of every day to come."""
+    rows = "".join(f"{n},home,{day * 86_400 + n}\n" for day in (0, 1) for n in range(9))
+    (folder / "clicks.csv").write_text("user,page,at\n" + rows)
+    write(period=("max_groups_contributed = 1,", DAILY), where=WINDOWS)
+    assert run("run", "pipeline.toml", "--once").code == 0
+    (book,) = run("ledger", "book", "--json").json
+    (line,) = book["spent_on"]
+    ended = ("ledger", "end", line["run"][:8], "book", "--because", "its disk died", "--who", "ann")
+    assert "is ended for good; what it has begun stays spent" in run(*ended).out
+    (after,) = run("ledger", "book", "--json").json
+
+    assert after["spent"] == book["spent"]
+    year = [each["people"][-1]["mu_squared"] for each in (book, after)]
+    assert year[1] <= year[0] / 10  # of 30 days at most three were begun
+    again = run(*ended)
+    assert (again.code, "ended for good before, by ann: its disk died" in again.err) == (4, True)
+    assert "names 0 runs" in run("ledger", "end", "zz", "book", "--because", "typo").err
+    late = run("run", "pipeline.toml")
+    assert (late.code, "ended for good" in late.err) == (4, True)
 
 
 def test_bounds_leave_the_budget_to_whoever_opens_the_book(run, write):

@@ -139,6 +139,29 @@ def test_one_query_is_left_out(run, started):
     assert [(one["query"], one["steps"]["logged"]) for one in again] == [("first", 2)]
 
 
+def test_runs_that_were_ended_are_left_out_of_a_restore(run, started):
+    """Ended since the backup or before; if all of them are, there is nothing to go on with."""
+    assert run("state", "backup", "state", "b.tar").code == 0
+    runs = {name: read_about(started / name)["run"].hex() for name in ("first", "second")}
+    with closing(Ledger(started / "ledger")) as book:
+        book.end("clicks", runs["first"], because="another query", who="ann")
+    for name in runs:
+        shutil.rmtree(started / name)
+    done = run("state", "restore", "b.tar", "state")
+    assert done.code == 0
+    assert "first is left out: its run was ended for good (another query)" in done.err
+    assert not (started / "first").exists()
+    (started.parent / "pipeline.toml").write_text(PIPELINE + QUERY.format(name="second"))
+    assert "nothing new was charged" in run("run", "pipeline.toml").err
+
+    with closing(Ledger(started / "ledger")) as book:
+        book.end("clicks", runs["second"], because="no more", who="ann")
+    shutil.rmtree(started / "second")
+    none = run("state", "restore", "b.tar", "state")
+    assert none.code == 4
+    assert "ended for good" in none.err
+
+
 @pytest.mark.parametrize("copied", [False, True])
 def test_a_stopped_state_moves_with_its_ledger_and_secret(run, started, monkeypatch, copied):
     """Within a file system, or to another one, where everything is copied and then removed."""

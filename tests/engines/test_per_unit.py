@@ -62,14 +62,17 @@ def test_a_run_that_was_broken_off_goes_on(engine, tmp_path, unbroken, name):
     assert (after.published, after.charges) == (unbroken[name], 1)
 
 
-@pytest.mark.parametrize("nth", [20, 45, 60])
-def test_a_killed_run_publishes_the_same_bytes(tmp_path, unbroken, nth):
+KILLS = [("sessions", 20), ("sessions", 45), ("sessions", 60), ("funnel", 70), ("retention", 50)]
+
+
+@pytest.mark.parametrize(("name", "nth"), KILLS)
+def test_a_killed_run_publishes_the_same_bytes(tmp_path, unbroken, name, nth):
     """Wherever it is killed; the buckets are others than those of the fixture."""
-    kind = group_by(SESSIONS, options=EngineOptions(buckets=3, snapshot_every=1, run_id=bytes(
+    kind = group_by(PER_UNIT[name], options=EngineOptions(buckets=3, snapshot_every=1, run_id=bytes(
         range(16))))  # fmt: skip
     after = kill_and_replay(kind, tmp_path, BeforeDiskOperation(nth))
 
-    assert (after.published, after.charges) == (unbroken["sessions"], 1)
+    assert (after.published, after.charges) == (unbroken[name], 1)
 
 
 def test_a_moved_run_goes_on(tmp_path, unbroken):
@@ -109,6 +112,34 @@ def test_an_erased_unit_leaves_no_row_that_waits(tmp_path):
 
     assert not any(60 in one["n"].to_pylist() for one in shown)
     assert start(tmp_path, query).finish().steps_done == 4
+
+
+def test_an_erased_unit_begins_no_other_cohort(tmp_path):
+    """Its cohort goes, and it stays marked as full."""
+    rows = table(900)
+    new = pa.table(
+        {
+            "user": ["new"] * 400,
+            "page": ["/1"] * 400,
+            "at": np.repeat([10, 10 + 2 * 7200], 200),
+            "came": np.repeat([10, 10 + 2 * 7200], 200),
+            "seconds": np.full(400, 60),
+        }
+    ).cast(rows.schema)
+    write(tmp_path, pa.concat_tables([rows, new]))
+    run = start(tmp_path, PER_UNIT["retention"], every=1)
+    for _ in run:
+        run.stop()
+    waiting = _waiting(tmp_path)
+    start(tmp_path, PER_UNIT["retention"]).erase_unit("new")
+    assert _waiting(tmp_path) == waiting - 1
+    erased = list(start(tmp_path, PER_UNIT["retention"]))
+
+    write(tmp_path / "other", rows)
+    other = list(start(tmp_path / "other", PER_UNIT["retention"]))
+    assert [one["users"].to_pylist() for one in erased] == [
+        one["users"].to_pylist() for one in other[1:]
+    ]
 
 
 def _waiting(place):

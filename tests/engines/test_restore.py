@@ -157,6 +157,7 @@ def test_windows_that_remember_keys_are_given_up_together(tmp_path, taken, more)
 
     assert all(again[key] == shown[key] for key in again.keys() & shown.keys())
     assert restored.lost
+    assert restored.remembers_from == max(restored.lost) + 1
     assert after  # it goes on
 
 

@@ -428,6 +428,19 @@ def test_standard_input_for_three_queries_until_it_ends(tmp_path, kept, caplog):
     assert "the source has ended" in caplog.text
 
 
+def test_a_query_that_catches_up_is_not_told_of_at_once(tmp_path, caplog):
+    """Started behind its trigger it has read nothing yet while another one has: no fault so far."""
+    clock = HandClock(3 * HOUR)
+    with start_all(tmp_path, queries(2), clock) as runs:
+        runs.runs["q0"].operator.read = 12
+        assert runs.warn_starved() == []
+        clock.time += 29_999_999
+        assert runs.warn_starved() == []
+        clock.time += 1
+
+        assert runs.warn_starved() == ["q1"]
+
+
 def test_a_query_that_reads_nothing_is_told_of(tmp_path, caplog):
     """In the log, once, when another query over the same source has read rows."""
     caplog.set_level(logging.WARNING)

@@ -241,6 +241,14 @@ OF_UNITS = {
     ),
 }
 """FROM, keys and aggregates of queries that group the rows of each unit."""
+FUNNEL = (
+    f"FUNNEL({EIGHT_HOURS}, steps => (page = '/0' AS zero, page <> '/0', seconds > 30 AS long), "
+    "within => INTERVAL '4' HOUR"
+)
+RETENTION = (
+    "RETENTION(log, DESCRIPTOR(ts), first => page = '/0', again => seconds > 9, "
+    "period => INTERVAL '4' HOUR, lags => 3"
+)
 LATE = "arrival_column = seen, allowed_lateness = INTERVAL '1' HOUR"
 BOUNDS = "contribution_bounds_per_row => (0, 60)"
 
@@ -273,6 +281,11 @@ CASES = {
     "avg": asked(f"AVG(seconds, {BOUNDS}) AS mean", "max_rows_per_group = 2"),
     "variance": asked(f"VARIANCE(seconds, {BOUNDS}) AS v"),
     "stddev": asked(f"STDDEV(seconds, {BOUNDS}) AS d"),
+    "avg of some": asked(
+        f"AVG(IF(price > 5, seconds, NULL), {BOUNDS}) AS mean, "
+        f"SUM(seconds, {BOUNDS}) / COUNT(*) AS ratio",
+        "confidence = 0.9",
+    ),
     "pairs of columns": asked(
         "COVAR_POP(price, seconds, contribution_bounds_per_row => ((0, 20), (0, 60))) AS c, "
         "CORR(price, seconds, contribution_bounds_per_row => ((0, 20), (0, 60))) AS r, "
@@ -397,6 +410,17 @@ CASES = {
         f"per unit, {name}": asked(select, LATE, keys=keys, table=table, emit="", epsilon=30)
         for name, (table, keys, select) in OF_UNITS.items()
     },
+    "funnel": asked(options=LATE, keys="step, step_name", table=f"{FUNNEL})", epsilon=30),
+    "funnel by private keys": asked(
+        options=LATE, keys="lang, step", table=f"{FUNNEL}, by => (lang))", groups=6, epsilon=30
+    ),
+    "strict funnel": asked(
+        options=LATE, keys="step", table=f"{FUNNEL}, strict => TRUE)", emit="", delta=""
+    ),
+    "retention": asked(options=LATE, keys="lag", table=f"{RETENTION})", emit="", delta=""),
+    "retention by private keys": asked(
+        options=LATE, keys="lang, lag", table=f"{RETENTION}, by => lang)", emit="", epsilon=30
+    ),
     # sources and sinks
     "csv to csv": asked(
         f"AVG(seconds, {BOUNDS}) AS mean", keys="page, lang", source=write_csv, sink=CSV

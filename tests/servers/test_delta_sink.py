@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from dpstream.connectors.delta import DeltaSink
+from dpstream.connectors.delta.sink import DeltaSink
 from dpstream.connectors.registry import open_sink
 from dpstream.connectors.testing import SinkSuite, UpsertSinkSuite
 from dpstream.connectors.testing.suites import release, rows_seen

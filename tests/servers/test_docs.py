@@ -63,7 +63,9 @@ def test_every_option_is_on_the_page():
     """Options of the connectors that the page speaks of."""
     connectors, options = ROOT / "src" / "dpstream" / "connectors", set()
     systems = [
-        path for name in ("kafka", "nats", "postgres") for path in (connectors / name).iterdir()
+        path
+        for name in ("kafka", "nats", "postgres", "delta")
+        for path in (connectors / name).iterdir()
     ]
     for path in (connectors / "server_base.py", connectors / "messages.py", *systems):
         if path.suffix == ".py":

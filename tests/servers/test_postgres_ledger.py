@@ -666,6 +666,17 @@ def test_a_commit_waits_for_the_disk(uri, monkeypatch):
     assert setting == ("on",)
 
 
+def test_a_server_that_does_not_wait_for_the_disk_is_told_of_once(caplog):
+    """A command opens the ledger many times; each server is named."""
+    for place in ("postgresql://one/db", "postgresql://two/db") * 3:
+        ledger_store._warn_of_lost_charges(place, "off")
+
+    assert [record.args for record in caplog.records] == [
+        ("postgresql://one/db", "off"),
+        ("postgresql://two/db", "off"),
+    ]
+
+
 # Moved here from a file
 
 MOVED = {"because": "several hosts", "who": "ana"}

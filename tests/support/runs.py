@@ -113,8 +113,24 @@ PER_UNIT = {
             GROUP BY window_start, page""",
         name="clicks",
     ),
+    "funnel": dps.sql(
+        f"""SELECT {_OF_UNITS} step, step_name, window_start, COUNT(*) AS users
+            FROM FUNNEL(TUMBLE(log, DESCRIPTOR(at), INTERVAL '2' HOUR),
+                        steps => (page = '/1' AS one, page <> '/1' AS other, seconds > 30 AS long),
+                        within => INTERVAL '1' HOUR)
+            GROUP BY window_start, step, step_name EMIT EVERY INTERVAL '1' HOUR""",
+        name="clicks",
+    ),
+    "retention": dps.sql(
+        f"""SELECT {_OF_UNITS} lag, window_start, COUNT(*) AS users
+            FROM RETENTION(log, DESCRIPTOR(at), first => page = '/1', again => seconds > 9,
+                           period => INTERVAL '2' HOUR, lags => 2)
+            GROUP BY window_start, lag""",
+        name="clicks",
+    ),
 }
-"""4 steps, 4 windows that overlap by an hour of lateness: rows wait while others are published."""
+"""4 steps (a funnel's 9), 4 windows that overlap by an hour of lateness: rows wait while others are
+published."""
 
 
 def table(rows=600, seed=1):

@@ -352,21 +352,60 @@ def void(
     """
     with closing(Ledger(_one_ledger(place or _path(context, file)))) as book_file:
         name, _ = _one_book(book_file, dataset)
-        (book,) = _books_of(book_file, name)
-        runs = {line["run"] for line in book["spent_on"] if line["run"].startswith(run)}
-        if len(runs) != 1 or not run:
-            known = sorted({line["run"][:8] for line in book["spent_on"]})
-            raise LedgerError(
-                f"{run!r} names {len(runs)} runs that were charged to the book {name!r}; "
-                f"its runs are {', '.join(known) or 'none'}"
-            )
-        book_file.void(name, *runs, because=because, who=who or getpass.getuser())
+        whole = _one_run(book_file, name, run)
+        book_file.void(name, whole, because=because, who=who or getpass.getuser())
         books = _books_of(book_file, name)
     if wants_json():
         print_json(books)
         return
     print(f"the charge of run {run[:8]} is given back, and the run is ended for good")
     print(spent_and_left(books[0]))
+
+
+@app.command("end", epilog="Example: dpstream ledger end 3f2a9c1d book --because 'its disk died'")
+def end(
+    context: typer.Context,
+    run: Annotated[str, Argument(metavar="RUN", help="The run, as `ledger show` names it.")],
+    because: Because,
+    place: Place = None,
+    file: File = None,
+    dataset: Whose = None,
+    who: Who = None,
+    as_json: AsJson = False,
+) -> None:
+    """End a run for good whose state is lost, and that nothing takes over from.
+
+    Its charge stays, but for periods that it has not begun: these are free for others. Whatever
+    state of it turns up is refused at its next step; nothing takes that back.
+    """
+    with closing(Ledger(_one_ledger(place or _path(context, file)))) as book_file:
+        name, _ = _one_book(book_file, dataset)
+        whole = _one_run(book_file, name, run)
+        known = book_file.known(whole).ended
+        if known is not None:
+            raise LedgerError(
+                f"run {whole[:8]} was ended for good before, by {known[1]}: {known[0]}"
+            )
+        book_file.end(name, whole, because=because, who=who or getpass.getuser())
+        books = _books_of(book_file, name)
+    if wants_json():
+        print_json(books)
+        return
+    print(f"run {whole[:8]} is ended for good; what it has begun stays spent")
+    print(spent_and_left(books[0]))
+
+
+def _one_run(book_file: Ledger, dataset: str, run: str) -> str:
+    """The run of a book whose id begins so."""
+    (book,) = _books_of(book_file, dataset)
+    runs = {line["run"] for line in book["spent_on"] if line["run"].startswith(run)}
+    if len(runs) != 1 or not run:
+        known = sorted({line["run"][:8] for line in book["spent_on"]})
+        raise LedgerError(
+            f"{run!r} names {len(runs)} runs that were charged to the book {dataset!r}; "
+            f"its runs are {', '.join(known) or 'none'}"
+        )
+    return str(*runs)
 
 
 @app.command("plan", epilog="Example: dpstream ledger plan pipeline.toml --for '1 year'")

@@ -27,7 +27,6 @@ from dpstream.cli.watch import (
     tell_lag,
     tell_operator,
 )
-from dpstream.connectors.server_base import is_uri
 from dpstream.engines.embedded.process_memory import keep_freed_memory
 from dpstream.errors import DpstreamError
 from dpstream.privacy.state.durable_files import make_directory
@@ -190,7 +189,7 @@ def _run(
         note("the file's alerts were not looked at: `dpstream serve` sends them")
     if not count and not stopper.signals:
         note("everything was published before")
-    places = [sink for sink in pipeline.sinks if sink != "-" and not is_uri(sink)]
+    places = [sink for sink in pipeline.sinks if sink != "-" and "://" not in sink]
     if count and places:
         note(f"the releases are in {' and '.join(places)}")
     _finish(pipeline, runs, stopper, new)

@@ -145,6 +145,7 @@ def restore_directory(
     found = []
     for name, run in restoration.restore(source).items():
         saved = saved_step(folder / name)
+        later = [] if run.remembers_from is None else [run.remembers_from]
         found.append(
             {
                 "directory": str(folder / name),
@@ -153,6 +154,7 @@ def restore_directory(
                 "steps_to_repeat": max(0, run.told - saved),
                 "published_and_final": _windows(run.about, run.final),
                 "lost": _windows(run.about, run.lost),
+                "keys_begin_anew": next(iter(_windows(run.about, later)), None),
             }
         )
     if as_json:
@@ -172,6 +174,12 @@ def restore_directory(
                 print(f"  window {window['window']} {_span(window)}: {meaning}")
             if len(one[kind]) > _SHOWN:
                 print(f"  and {len(one[kind]) - _SHOWN} more (see --json): {meaning}")
+        if one["keys_begin_anew"] is not None:
+            first = one["keys_begin_anew"]
+            print(
+                f"  window {first['window']} {_span(first)} and later ones: a key that none but "
+                "the windows above have shown needs its threshold again"
+            )
     if any(folder.glob("**/dead-letters/*.jsonl")):
         note(
             "dead letters are those of the backup: erase units once more that were erased since, "
@@ -205,6 +213,8 @@ def move_directory(
         return
     print(f"{folder} is now {to}")
     note(f"name {to} in the pipeline file, or with --state, before the next start")
+    if secret_path(to.resolve()).exists():
+        note(f"its secret is now {secret_path(to)}: name that, too, where the old one is named")
 
 
 @app.command("inspect")

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from dpstream.connectors.database import DuckdbSink, SqliteSink
-from dpstream.connectors.delta import DeltaSink
+from dpstream.connectors.delta.sink import DeltaSink
 from dpstream.connectors.encode import ENCODERS
 from dpstream.connectors.files.sink import DirectorySink
 from dpstream.connectors.files.size_limits import SizeLimits
@@ -91,6 +91,12 @@ SOURCES = {
         "a table of PostgreSQL that grows, by its key",
         "postgres",
         "exactly once: by a key that grows, behind transactions that are open",
+    ),
+    "delta": Connector(
+        "delta:clicks/",
+        "a Delta Lake table that grows, by its change data feed",
+        "delta",
+        "exactly once: by the table's id and version",
     ),
 }
 SINKS = {
@@ -168,8 +174,10 @@ def open_source(
     also for the files that are moved into it later. "-" is standard input. A URI such as
     "kafka://127.0.0.1:9092/clicks" names a server. `options`: further ones of a server, or limits
     of sizes for files and standard input (`SizeLimits`). `on_damage`: a file that cannot be used is
-    quarantined ("quarantine"), or stops the run ("stop").
+    quarantined ("quarantine"), or stops the run ("stop"). "delta:clicks/" is a Delta Lake table.
     """
+    if type(spec).__module__.startswith("polars.lazyframe"):
+        spec = spec.collect()
     if is_uri(spec):
         source: Source = open_uri("source", spec, options)
         return source
@@ -189,9 +197,11 @@ def open_source(
     if several and all(isinstance(path, str | os.PathLike) for path in spec):
         paths = [path for each in spec for path in _expand(each)]
         return Files(paths, on_damage=on_damage, limits=limits)
+    several = isinstance(spec, Sequence) and all(isinstance(each, str) for each in spec)
     raise InvalidParameter(
-        "a source must be a path, a glob, a directory, a list of them, '-', a URI or a table; got "
-        f"{spec!r:.200}"
+        "a source must be a path, a glob, a directory, a list of them, '-', a URI or a table (a "
+        "frame, Arrow, a list of dicts); got "
+        + (f"{spec!r:.200}" if several else f"an object of the type {type(spec).__name__}")
     )
 
 
@@ -263,7 +273,7 @@ def open_uri(kind: str, uri: str, more: Mapping[str, Any] | None = None) -> Any:
     servers = {name: each for name, each in connectors.items() if is_uri(each.example)}
     connector = servers.get(options.scheme)
     if connector is None:
-        schemes = ", ".join(f"{scheme}://" for scheme in servers)
+        schemes = ", ".join(f"{scheme}://" for scheme in servers if scheme != "delta")
         raise InvalidParameter(
             f"there is no {kind} {options.scheme}://; there are {schemes}; a path has no scheme"
         )

@@ -126,8 +126,8 @@ class RetryPolicy:
 
 
 def is_uri(spec: Any) -> bool:
-    """Does it name a server, and not a path?"""
-    return isinstance(spec, str) and "://" in spec
+    """Does it name a server or a Delta table, and not a path?"""
+    return isinstance(spec, str) and ("://" in spec or spec.startswith("delta:"))
 
 
 class ServerOptions:
@@ -156,7 +156,8 @@ class ServerOptions:
             )
         self.scheme, self.servers, self.path = parts.scheme, servers, unquote(parts.path[1:])
         self.user = unquote(user) if at else None
-        self.where = f"{parts.scheme}://{servers}{parts.path}"
+        slashes = "//" if parts.netloc else ""  # "delta:" is followed by a path
+        self.where = f"{parts.scheme}:{slashes}{servers}{parts.path}"
         """What it is called in messages."""
         if ":" in user:
             raise InvalidParameter(

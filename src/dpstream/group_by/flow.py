@@ -277,16 +277,26 @@ class Flow:
             yield from rows_by_window(slices, self._join)
             return
         held, schedule = self.state.held, self.query.schedule
+        due = set[int]()
         for window, _, rows in rows_by_window(slices, self._join):
             if schedule.last_step(window) > step:  # not the whole chunk that they came in
                 rows = rows_at(rows, np.arange(len(rows)))
             held.setdefault(window, []).append(rows)
-        for window in sorted(window for window in held if schedule.last_step(window) <= step):
-            pieces = [(rows, 0, len(rows)) for rows in held.pop(window)]
+            if self.query.per_unit.grows:
+                due.add(window)
+        due |= {window for window in held if schedule.last_step(window) <= step}
+        while due:
+            window = min(due)
+            due.remove(window)
+            over = schedule.last_step(window) <= step
+            waiting = held.pop(window) if over else held[window]
+            pieces = [(rows, 0, len(rows)) for rows in waiting]
             for _, period, rows in rows_by_window(pieces, self._join):
                 where = f"{self.query.name}, window {window}, period {period}"
-                inner, unused = self.reader.inner_rows(rows, where)
+                inner, unused = self.reader.inner_rows(rows, where, step)
                 self.note_unused(where, unused)
+                if over and self._carry(step, window, rows) <= step:
+                    due.add(window + 1)
                 if len(inner):
                     yield window, period, inner
 
@@ -304,6 +314,25 @@ class Flow:
                 yield window, period, rows
             else:
                 held.setdefault(window, []).append(rows_at(rows, np.arange(len(rows))))
+
+    def _carry(self, step: int, window: int, rows: Rows) -> int:
+        """Let what is known of units go on to the next window; the last step of that."""
+        per_unit, schedule = self.query.per_unit, self.query.schedule
+        last = schedule.windows is not None and window + 1 >= schedule.windows
+        if per_unit is None or not per_unit.across_windows or last:
+            return step + 1
+        places, keys = per_unit.carried(rows)
+        if not len(places):
+            return step + 1
+        columns: dict[str, Any] = {"windows": window + 1, "periods": rows.periods[0], "steps": step}
+        columns = {
+            name: np.broadcast_to(np.int64(number), len(places)) for name, number in columns.items()
+        }
+        names = ("units", "groups", "digests", "values")
+        columns |= {name: getattr(rows, name)[places] for name in names}
+        going = Rows(**columns, keys=keys)
+        self.state.held.setdefault(window + 1, []).append(going)
+        return schedule.last_step(window + 1)
 
     # Bound: what each unit contributes.
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -67,6 +67,9 @@ class InnerRows:
     gap: int | None = None
     each_row: bool = False
     numberings: tuple[Numbering, ...] = ()
+    grows: ClassVar[bool] = False
+    across_windows: ClassVar[bool] = False
+    most: ClassVar[None] = None
 
     @property
     def text(self) -> str:
@@ -96,7 +99,20 @@ class InnerRows:
         """Has a unit at most one inner row in a window?"""
         return not self.each_row and not self.keys and self.gap is None
 
-    def __call__(self, rows: HeldRows, span: Span) -> tuple[Words, pa.Table]:
+    @property
+    def made_of(self) -> dict[str, tuple[str, ...]]:
+        """The columns that wait behind each column of inner rows."""
+        made: dict[str, tuple[str, ...]] = {}
+        for figure in self.figures:
+            made[figure.name] = () if figure.column is None else (figure.column,)
+        for numbering in self.numberings:
+            by = (column for column, _, _ in numbering.order if column is not None)
+            made[numbering.name] = (*numbering.parts, *by)
+        return made
+
+    def __call__(
+        self, rows: HeldRows, span: Span, step: int | None = None
+    ) -> tuple[Words, pa.Table]:
         """The inner rows: whose they are, and a table of keys, figures, times and places."""
         held = _Held(rows, self.gap)
         first, columns = (
@@ -106,9 +122,7 @@ class InnerRows:
         )
         taken = pa.array(first)
         columns |= {name: held.column(name).take(taken) for name in self.keys}
-        for name, time in zip(("window_start", "window_end"), span, strict=True):
-            if time is not None:
-                columns[name] = pa.repeat(pa.scalar(time, MOMENT), len(first))
+        columns |= times_of_window(span, len(first))
         if self.gap is not None:
             edges = zip(("session_start", "session_end"), held.session_edges, strict=True)
             columns |= {name: as_moments(times[held.sessions[first]]) for name, times in edges}
@@ -123,6 +137,14 @@ class InnerRows:
         first = first_places(groups)
         columns = {each.name: held.figure(each, groups, len(first)) for each in self.figures}
         return first, columns or {"": pa.nulls(len(first))}
+
+
+def times_of_window(span: Span, size: int) -> dict[str, pa.Array]:
+    """The columns that say from when to when the window of inner rows reaches."""
+    edges = zip(("window_start", "window_end"), span, strict=True)
+    return {
+        name: pa.repeat(pa.scalar(time, MOMENT), size) for name, time in edges if time is not None
+    }
 
 
 def as_moments(times: Integers) -> pa.Array:
@@ -179,7 +201,7 @@ class _Held:
     def groups(self) -> Integers:
         """By row: the number of its session (or unit) with its own keys."""
         keys = HashTable().rows(np.ascontiguousarray(self.rows.groups))
-        return _numbered_pairs(self.sessions, keys)
+        return numbered_pairs(self.sessions, keys)
 
     def column(self, name: str) -> pa.Array:
         """A column that is held."""
@@ -209,7 +231,7 @@ class _Held:
         """The places of rows among those of their session (or unit) and parts."""
         parts = self.sessions
         for part in each.parts:
-            parts = _numbered_pairs(parts, self._ranks_of_all(part, nulls_first=True))
+            parts = numbered_pairs(parts, self._ranks_of_all(part, nulls_first=True))
         by: list[Any] = []
         for name, down, nulls_first in each.order:
             ranks = self.moments if name is None else self._ranks_of_all(name, nulls_first != down)
@@ -303,7 +325,7 @@ class _Held:
         return pa.array(exact, mask=nothing)
 
 
-def _numbered_pairs(one: Integers, other: Integers) -> Integers:
+def numbered_pairs(one: Integers, other: Integers) -> Integers:
     """A number for each pair of numbers, from 0 without gaps."""
     least = int(other.min()) if len(other) else 0
     width = (int(other.max()) - least + 1) if len(other) else 1

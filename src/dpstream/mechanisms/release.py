@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,11 @@ class Series:
 
     `stddev` is NaN where it is not known. `paid[t]`: budget was spent on publishing step t.
     `held[t]`: the values repeat an earlier step.
+
+    >>> import dpstream as dps
+    >>> series = dps.release(dps.mechanisms.Uniform(epsilon=1, window=2), [[5, 7], [6, 9]])
+    >>> series.values.shape, series.names, list(series.columns())[:3]
+    ((2, 2), ['b0', 'b1'], ['step', 'b0', 'b0_stddev'])
     """
 
     values: Reals
@@ -150,9 +155,10 @@ def release(
 ) -> Series:
     """Publish `data` (steps x bins) through a mechanism.
 
-    `data` is an array, nested lists, a pandas or Polars frame, or an Arrow table; of a table the
-    numeric columns are the bins, and `time_column` orders the steps (checked, and published as it
-    is). Without `secret` a fresh one is drawn and forgotten: nothing can be
+    `data` is an array, nested lists, a pandas or Polars frame, a list of dicts, or what offers
+    itself as an Arrow stream, such as a DuckDB relation or the table that `dps.read` makes of a
+    file; of a table the numeric columns are the bins, and `time_column` orders the steps (checked,
+    and published as it is). Without `secret` a fresh one is drawn and forgotten: nothing can be
     replayed. `state` names a directory (see `Runner`, `replay`): the same data again publish the
     same values and cost nothing, appended steps are new, changed data raise NoiseReuse.
     `final`: the series has ended, so what a delay holds back is published too; with a `state`
@@ -270,6 +276,21 @@ def check_times(values: Iterable[Any], name: str) -> None:
 
 def _columns(data: Any) -> dict[str, np.ndarray[Any, Any]] | None:
     """A table's columns as arrays; None if `data` is not a table."""
+    if isinstance(data, str | Path):
+        raise InvalidInput(
+            "a release takes numbers, and this is a path; read the file first: "
+            "dps.release(mechanism, dps.read(path))"
+        )
+    if isinstance(data, list) and data and all(isinstance(row, Mapping) for row in data):
+        names = dict.fromkeys(name for row in data for name in row)
+        data = {name: [row.get(name) for row in data] for name in names}
+    if isinstance(data, Mapping):
+        return {str(name): np.asarray(values) for name, values in data.items()}
+    if type(data).__module__.startswith("polars.lazyframe"):
+        data = data.collect()
+    frame = type(data).__module__.partition(".")[0] in ("pandas", "polars")
+    if hasattr(data, "__arrow_c_stream__") and not frame:
+        data = pa.table(data)
     if hasattr(data, "column_names") and hasattr(data, "column"):  # Arrow
         return {name: data.column(name).to_numpy() for name in data.column_names}
     if hasattr(data, "columns") and hasattr(data, "__getitem__"):  # pandas, Polars

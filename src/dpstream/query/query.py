@@ -500,6 +500,8 @@ class Query(RowSpec, identity="query", keys=_KEYS):
         """
         once = self.per_unit is not None and self.per_unit.at_most_one
         untold = self.public_groups is None or isinstance(self.public_groups, NeedsTables)
+        if self.per_unit is not None and self.per_unit.most is not None:
+            return self.per_unit.most
         if untold and not once:
             return None
         windows = self._windows_reached

@@ -224,8 +224,14 @@ class RowSpec(Identified, identity=None, keys=_KEYS):
             )
 
     def _check_per_unit(self) -> None:
-        """Inner rows leave once, when the window closes, and are of one period of a unit."""
-        if self.every is not None or self.triggers is not None:
+        """Inner rows leave once, when the window closes, and are of one period of a unit.
+
+        But for those that more rows cannot take away, which may leave before, and for those that
+        look back at earlier windows, which are of a unit for ever.
+        """
+        assert self.per_unit is not None
+        published_again = self.every is not None or self.triggers is not None
+        if published_again and not self.per_unit.grows:
             raise InvalidParameter(
                 "every and triggers must be left out where the rows of each unit are grouped: what "
                 "a unit has in a window is known when the window closes, and published then; for "
@@ -234,6 +240,13 @@ class RowSpec(Identified, identity=None, keys=_KEYS):
         period, window, end = self.privacy_unit_period, self.window, self.end
         if period == "forever":
             return
+        if self.per_unit.across_windows:
+            raise InvalidParameter(
+                "privacy_unit_period must be 'forever' for cohorts: without one period of a user "
+                "the user begins in another one, and each lag moves, so a user within a period "
+                "would need twice the budget for less protection (noise larger by 1.41); got "
+                f"{in_words(period)}"
+            )
         if window is None and self.start is not None and end is not None:
             period_end = Ticks(origin=self.start, size=period, zone=self.time_zone).at(1)
             if end > period_end:

@@ -261,7 +261,7 @@ def _finished(query: RowSpec, made: pa.Table) -> pa.Table:
             kinds[name] = pa.float64()
     held = pa.schema(list(kinds.items())).empty_table()
     edge = None if query.time_column is None else 0
-    inner = per_unit.inner(NoRows(keys=held), (edge, edge))[1]
+    inner = per_unit.inner(NoRows(keys=held), (edge, edge), None)[1]
     return per_unit.finish(inner.append_column(ROW, pa.array([], pa.int64())))
 
 

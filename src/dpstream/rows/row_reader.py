@@ -282,15 +282,18 @@ class RowReader:
         rejects.other_keys += int((~known).sum())
         return _filtered(columns, known)
 
-    def inner_rows(self, rows: Rows, where: str) -> tuple[Rows, RejectedRows]:
+    def inner_rows(
+        self, rows: Rows, where: str, step: int | None = None
+    ) -> tuple[Rows, RejectedRows]:
         """What rows of one window and period become once the window is over, in its last step.
 
-        A rejected one is told without its values: it does not say whose it is.
+        Where a `step` is given, it is then that they come, if that is earlier. A rejected one is
+        told without its values: it does not say whose it is.
         """
         query, per_unit = self.query, self.query.per_unit
         assert per_unit is not None
         window, period = int(rows.windows[0]), int(rows.periods[0])
-        units, table = per_unit.inner(rows, query.schedule.span(window))
+        units, table = per_unit.inner(rows, query.schedule.span(window), step)
         table = table.append_column(ROW, pa.array(np.arange(len(units))))
         with self._preparing:
             table = per_unit.finish(table)
@@ -308,10 +311,11 @@ class RowReader:
             "groups": self.ids.groups(keys, len(table)),
         }
         columns = self._of_public_groups(_filtered(columns, reasons == 0), rejects)
+        last = query.schedule.last_step(window)
         of_all = {
             "windows": window,
             "periods": period,
-            "steps": query.schedule.last_step(window),
+            "steps": last if step is None else min(step, last),
         }
         size = len(columns["units"])
         columns |= {name: np.broadcast_to(np.int64(n), size) for name, n in of_all.items()}

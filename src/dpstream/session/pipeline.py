@@ -366,7 +366,7 @@ def _with_tables(
                 raise InvalidInput(f"{path}: two [[{kind}]] are named {table['name']!r}")
             place = table["path"]
             places[table["name"]] = (
-                _resolve_table(path.parent, place)
+                _resolve(path.parent, place)
                 if isinstance(place, str)
                 else [_resolve(path.parent, each) for each in place]
             )
@@ -382,13 +382,6 @@ def _with_tables(
             raise type(problem)(f"{path}, [[query]] {one.query.name!r}: {problem}") from None
         bound.append(replace(one, query=query))
     return bound
-
-
-def _resolve_table(base: Path, text: str) -> str:
-    """A table that is read whole, which may have its kind before its path."""
-    if text.startswith("delta:") and not is_uri(text):
-        return f"delta:{_resolve(base, text.removeprefix('delta:'))}"
-    return _resolve(base, text)
 
 
 def _source_of(
@@ -775,6 +768,9 @@ def _resolve(base: Path, text: str) -> str:
 
     A URI stays as it is.
     """
+    kind, colon, place = text.partition(":")
+    if colon and kind == "delta":
+        return f"delta:{_resolve(base, place)}"
     slash = "/" if text.endswith("/") else ""  # an "out.db/" is a directory
     return text if text == "-" or is_uri(text) else f"{base / text}{slash}"
 

@@ -20,6 +20,7 @@ from dpstream.query.windows import instant
 
 _LOG = logging.getLogger("dpstream.session")
 _PATIENCE = 1_000_000  # microseconds after its trigger before a query without rows is told of
+_CATCHING_UP = 30_000_000  # the same, after a start at which its trigger was overdue
 
 
 class Runs:
@@ -33,6 +34,13 @@ class Runs:
     A query that fails stops alone. It is in `failures` at once, and its error is raised when all
     others have come to their ends. `retry_delay` may say (error, how many times before) after how
     many seconds it is to be tried again; None: not at all.
+
+    >>> import dpstream as dps
+    >>> query = dps.Query(name="pages", privacy_unit_column="user", keys=["page"],
+    ...                   max_groups_contributed=1, epsilon=2, delta=1e-6)
+    >>> rows = [{"user": f"u{n}", "page": "/home"} for n in range(400)]
+    >>> dps.run_all([query], source=rows).collect()["pages"].table["page"].to_pylist()
+    ['/home']
     """
 
     def __init__(
@@ -47,7 +55,7 @@ class Runs:
         self.failures: dict[str, Exception] = {}
         self.retry_delay: Callable[[Exception, int], float | None] = lambda problem, tries: None
         self._starved: set[str] = set()
-        self._first_due = {name: run.next_trigger for name, run in self.runs.items()}
+        self._told_from = {name: _should_have_rows(run) for name, run in self.runs.items()}
         self._changed, self._leaving = Condition(), Event()
         self._threads: dict[str, Thread] = {}
         self._ready: dict[str, pa.Table] = {}
@@ -187,7 +195,7 @@ class Runs:
             if run.arrivals is not None
             and not run.operator.read
             and most[run.arrivals]
-            and run.clock.now() >= (self._first_due[name] or math.inf) + _PATIENCE
+            and run.clock.now() >= self._told_from[name]
         ]
         for name in [name for name in starved if name not in self._starved]:
             self._starved.add(name)
@@ -247,6 +255,14 @@ class Runs:
 
     def __repr__(self) -> str:
         return f"<Runs: {', '.join(map(repr, self.runs.values()))}>"
+
+
+def _should_have_rows(run: Run) -> float:
+    """When a query that has read nothing is told of; what is overdue takes a while to catch up."""
+    due, now = run.next_trigger, run.clock.now()
+    if due is None:
+        return math.inf
+    return due + _PATIENCE if due > now else now + _CATCHING_UP
 
 
 def _next_due(run: Run, table: pa.Table, same: int) -> tuple[int, int]:

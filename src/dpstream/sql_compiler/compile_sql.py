@@ -24,7 +24,7 @@ from dpstream.query.aggregates import CountDistinct
 from dpstream.query.query import Query
 from dpstream.query.row_spec import RowSpec
 from dpstream.query.series_query import SeriesQuery
-from dpstream.sql_compiler import from_clause, select, unit_subquery, validate
+from dpstream.sql_compiler import from_clause, select, unit_subquery, user_tables, validate
 from dpstream.sql_compiler.expressions import suggestion
 from dpstream.sql_compiler.key_sets import resolve_key_sets
 from dpstream.sql_compiler.layer_compiler import with_layers
@@ -185,6 +185,7 @@ RULES: tuple[Callable[[Draft], None], ...] = (
     select.require_bounded_aggregates,
     select.refuse_unit_in_expressions,
     require_one_count,
+    user_tables.complete_user_table,
     select.require_group_bound,
     from_clause.require_unit_period,
 )
@@ -268,8 +269,7 @@ def compile_sql(
         rule(draft)
     given = frozenset(draft.parameters)
     query, builder = _query(draft)
-    if layers:
-        query = with_layers(draft, builder, query, layers)
+    query = with_layers(draft, builder, query, layers)
     return Compiled(query=query, table=draft.relation.table, text=text, given=given)
 
 

@@ -16,11 +16,13 @@ from dpstream.sql_compiler.join_clause import add_join, joined_column
 from dpstream.sql_compiler.privacy_clause import WrongKind, interval
 from dpstream.sql_compiler.statement import (
     AGGREGATES,
+    USER_TABLES,
     WINDOWS,
     Draft,
     Item,
     Relation,
     UnitSelect,
+    UserTable,
     WindowTable,
     call_name,
     canonical,
@@ -31,6 +33,7 @@ from dpstream.sql_compiler.statement import (
 )
 from dpstream.sql_compiler.unit_subquery import require_own_windows, unit_relation
 from dpstream.sql_compiler.unnest import add_unnest, is_unnest
+from dpstream.sql_compiler.user_tables import user_relation
 
 _ATOMS = (exp.Column, Item, exp.Literal, exp.Anonymous, exp.Paren, exp.Cast, exp.Null, exp.Boolean)
 _MIXES = "inside FROM it would mix the rows of several units before they are bounded"
@@ -77,15 +80,18 @@ def _from_and_where(draft: Draft, select: exp.Expr, tables: dict[str, Relation])
 
 
 def _relation(draft: Draft, node: exp.Expr, tables: dict[str, Relation]) -> Relation:
-    """A table, a window function of one, or a subquery."""
+    """A table, a window function of one, FUNNEL or RETENTION of one, or a subquery."""
     if isinstance(node, exp.Table) and isinstance(node.this, WindowTable):
         window = node.this
         if not isinstance(window.this, exp.Expr):
             raise draft.refusal(window, "the window has no table", _example("TUMBLE"))
         relation = _relation(draft, window.this, tables)
-        if relation.window is not None:
+        if isinstance(window, UserTable):
+            relation = user_relation(draft, window, relation, substitute)
+        elif relation.window is not None:
             raise draft.refusal(window, "a window of windows", "use one window")
-        relation.window = window
+        else:
+            relation.window = window
     elif isinstance(node, exp.Table) and isinstance(node.this, exp.Identifier):
         if present_args(node) - {"this", "alias", "db", "catalog"}:
             if node.args.get("sample"):
@@ -106,7 +112,9 @@ def _relation(draft: Draft, node: exp.Expr, tables: dict[str, Relation]) -> Rela
     elif isinstance(node, exp.Subquery) and not present_args(node) - {"this", "alias"}:
         relation = _subquery(draft, node.this, tables)
     else:
-        meant = closest_word(node.this.name if isinstance(node, exp.Table) else "", WINDOWS)
+        meant = closest_word(
+            node.this.name if isinstance(node, exp.Table) else "", (*WINDOWS, *USER_TABLES)
+        )
         raise draft.refusal(
             node,
             f"{canonical(node)} is no table",

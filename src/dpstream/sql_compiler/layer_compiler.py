@@ -34,6 +34,15 @@ from dpstream.sql_compiler.published_select import (
     Output,
     PublishedSelect,
     PublishedSelects,
+    PublishedStep,
+)
+from dpstream.sql_compiler.published_shares import (
+    COHORT,
+    ENDS,
+    SHARE,
+    Shares,
+    SharesOfCohorts,
+    shares_of_users,
 )
 from dpstream.sql_compiler.query_builder import (
     ErrorBar,
@@ -115,7 +124,7 @@ class Published:
 def published_by(draft: Draft, builder: QueryBuilder, query: Query | SeriesQuery) -> Published:
     """What a private query publishes."""
     finish: Any = query.finish
-    bars = {} if finish is None else finish.computed
+    bars = {} if finish is None else finish.ends
     columns: dict[str, Known] = {}
     debias = frozenset([("debias", 0)]) if draft.parameters.get("debias") else frozenset()
 
@@ -132,8 +141,8 @@ def published_by(draft: Draft, builder: QueryBuilder, query: Query | SeriesQuery
             node = draft.computed.get(name)
             read = [] if node is None else [each.name for each in node.find_all(exp.Column)]
             noise = None if node is None else noise_of(e for e in read if e in draft.aggregates)
-            bar = bars.get(name, False)
-            columns[name] = Known(noise=noise if bar else None, ends=("", STDDEV) if bar else ("",))
+            ends = bars.get(name, ())
+            columns[name] = Known(noise=noise if ends else None, ends=("", *ends))
             if node is not None and not any(each in draft.aggregates for each in read):
                 columns[name] = replace(columns[name], exact=True, noise=None)
         else:
@@ -157,7 +166,13 @@ def with_layers(
 ) -> Query | SeriesQuery:
     """The query with the SELECTs around it as its post-processing."""
     published = published_by(draft, builder, query)
-    selects: list[PublishedSelect] = []
+    selects: list[PublishedStep] = []
+    shares = shares_of_users(draft, query)
+    if shares is not None:
+        published = _with_shares(published, shares)
+        selects.append(shares)
+    if not layers and not selects:
+        return query
     for layer in layers:
         if layer.pivot is not None:
             compiler = LayerCompiler(draft, builder, query, published, layer)
@@ -168,6 +183,18 @@ def with_layers(
     first: Any = query.finish
     assert first is None or isinstance(first, PostProcessing)
     return replace(query, finish=PublishedSelects(first=first, selects=tuple(selects)))
+
+
+def _with_shares(published: Published, shares: Shares) -> Published:
+    """What is known of the rows once shares stand in them."""
+    columns: dict[str, Known] = {}
+    for name, known in published.columns.items():
+        if isinstance(shares, SharesOfCohorts) and name == shares.lag:
+            columns[COHORT] = Known(exact=True)
+        columns[name] = known
+        if name in shares.counts:
+            columns[f"{name}{SHARE}"] = Known(ends=ENDS)
+    return replace(published, columns=columns)
 
 
 @dataclass(kw_only=True)

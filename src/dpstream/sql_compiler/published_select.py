@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -256,12 +256,30 @@ class PublishedSelect:
         return pa.table(columns).take(pa.array(rows[self.offset : end]))
 
 
+class PublishedStep(Protocol):
+    """What is made of the rows of a release, one step after another: a SELECT, or shares."""
+
+    @property
+    def text(self) -> str:
+        """All of it, in SQL."""
+
+    @property
+    def windows_back(self) -> int:
+        """How many earlier windows it looks at."""
+
+    def computed(self, before: Mapping[str, bool]) -> dict[str, bool]:
+        """Columns that are computed from noisy ones, here or `before`; has each an error bar?"""
+
+    def __call__(self, table: pa.Table, window: int, earlier: dict[int, pa.Table]) -> pa.Table:
+        """What it makes of a table; `earlier`: what it has noted of other windows, by number."""
+
+
 @dataclass(frozen=True, kw_only=True, repr=False)
 class PublishedSelects:
     """The private query's own post-processing, then one SELECT after another."""
 
     first: PostProcessing | None
-    selects: tuple[PublishedSelect, ...]
+    selects: tuple[PublishedStep, ...]
 
     @property
     def text(self) -> str:

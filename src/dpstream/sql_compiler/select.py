@@ -292,7 +292,9 @@ def name_aggregates(draft: Draft) -> None:
             _output(draft, item, key or _computed_name(draft, item, keys))
             computed += [] if key else [item]
     for item in computed:
-        alike = {f"{item.alias}_stddev", item.alias.removesuffix("_stddev")} - {item.alias}
+        ends = ("_stddev", "_low", "_high") if draft.parameters.get("confidence") else ("_stddev",)
+        alike = {f"{item.alias}{end}" for end in ends} | {item.alias.removesuffix(e) for e in ends}
+        alike -= {item.alias}
         if alike & {*draft.outputs}:
             raise draft.refusal(item, f"{item.alias} would be taken for an error bar", "rename it")
         draft.computed[item.alias] = _published_expression(draft, item.this, keys)

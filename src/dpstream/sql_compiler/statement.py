@@ -26,6 +26,8 @@ from dpstream.sql_compiler.functions import TRUNCATIONS
 from dpstream.sql_compiler.time_functions import DIFFERENCES, UNIT_FIRST
 
 WINDOWS = ("TUMBLE", "HOP", "CUMULATE", "SESSION")
+USER_TABLES = {"FUNNEL": ("step", "step_name"), "RETENTION": ("lag",)}
+"""Tables of what units do, and their columns whose values the text lists."""
 _EMIT = TokenType.PREWHERE  # a word that this dialect has no other use for
 _CALLS = ("CAST", "SAFE_CAST", "TRY_CAST", "EXTRACT")  # calls with a grammar of their own
 _WINDOW_ARGUMENTS = ("TIMECOL", "SLIDE", "STEP", "SIZE")  # Flink's names, in order
@@ -88,6 +90,17 @@ class WindowTable(exp.Expression):
         "time": False,
         "expressions": False,
         "parts": False,
+    }
+
+
+class UserTable(WindowTable):
+    """FUNNEL(table, ...) or RETENTION(table, DESCRIPTOR(time), ...), with `named` arguments."""
+
+    arg_types: ClassVar[dict[str, bool]] = {
+        "kind": True,
+        "this": True,
+        "time": False,
+        "named": False,
     }
 
 
@@ -192,6 +205,7 @@ class PrivateSql(Dialect):
         FUNCTION_PARSERS: ClassVar[dict[str, Callable[..., Any]]] = {
             **{name: _with_position(parser.Parser.FUNCTION_PARSERS[name]) for name in _CALLS},
             **{name: _with_position(lambda self: self._parse_window_table()) for name in WINDOWS},
+            **{name: _with_position(lambda self: self._parse_user_table()) for name in USER_TABLES},
         }
         PLACEHOLDER_PARSERS: ClassVar[dict[TokenType, Callable[..., Any]]] = {
             token: _at_its_place(parse)
@@ -237,6 +251,22 @@ class PrivateSql(Dialect):
             made = WindowTable(kind=kind, this=table, time=time, expressions=rest, parts=parts)
             return self.expression(made)
 
+        def _parse_user_table(self) -> Any:
+            """A table, perhaps its time column, and arguments by name; steps may have aliases."""
+            kind = self._tokens[self._index - 2].text.upper()
+            table, time, named = self._parse_table(), None, []
+            while self._match(TokenType.COMMA):
+                if not self._next or self._next.token_type != TokenType.FARROW:
+                    time = self._parse_assignment()
+                    continue
+                name = exp.Var(this=self._curr.text).update_positions(self._curr)
+                self._advance(2)
+                value = self._parse_expression()
+                if isinstance(value, exp.Paren) and isinstance(value.this, exp.Alias):
+                    value = exp.Tuple(expressions=[value.this])
+                named.append(exp.Kwarg(this=name, expression=value))
+            return self.expression(UserTable(kind=kind, this=table, time=time, named=named))
+
         def _parse_emit(self) -> Any:
             self._match(_EMIT)
             place = self._prev
@@ -255,6 +285,7 @@ class PrivateSql(Dialect):
             **generator.Generator.TRANSFORMS,
             PrivacyClause: lambda self, node: "WITH DIFFERENTIAL_PRIVACY",
             WindowTable: lambda self, node: f"{node.args['kind']}({self.sql(node, 'this')}, ...)",
+            UserTable: lambda self, node: f"{node.args['kind']}({self.sql(node, 'this')}, ...)",
             UnitSelect: lambda self, node: "SELECT ... GROUP BY unit",
             KeysOf: lambda self, node: f"TABLE {self.sql(node, 'this')}",
             Emit: lambda self, node: "EMIT",

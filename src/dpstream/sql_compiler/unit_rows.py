@@ -7,9 +7,11 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
+from dpstream.group_by.cohorts import CohortRows
+from dpstream.group_by.funnel import FunnelRows
 from dpstream.group_by.inner_rows import InnerRows
 from dpstream.query.per_unit import HeldRows, Span
-from dpstream.records import Words
+from dpstream.records import Integers, Words
 from dpstream.sql_compiler.query_builder import QueryBuilder, RowPreparation
 from dpstream.sql_compiler.statement import Draft
 
@@ -19,7 +21,7 @@ class PerUnitRows:
     """Prepares rows that wait, groups those of each unit, and does `after` to inner rows."""
 
     rows: RowPreparation
-    inner_rows: InnerRows
+    inner_rows: InnerRows | FunnelRows | CohortRows
     after: RowPreparation
     held: tuple[str, ...]
     numbers: tuple[str, ...]
@@ -40,12 +42,7 @@ class PerUnitRows:
 
     def columns_of(self, name: str) -> Sequence[str]:
         """The source's columns behind one of the query's."""
-        figures: dict[str, tuple[str | None, ...]] = {
-            each.name: (each.column,) for each in self.inner_rows.figures
-        }
-        for numbering in self.inner_rows.numberings:
-            by = [column for column, _, _ in numbering.order]
-            figures[numbering.name] = (*numbering.parts, *by)
+        figures = self.inner_rows.made_of
         read = [
             column
             for made in self.after.columns_of(name)
@@ -66,6 +63,21 @@ class PerUnitRows:
         return self.inner_rows.at_most_one
 
     @property
+    def most(self) -> int | None:
+        """How many inner rows has a unit in all windows together at most; None: nobody knows."""
+        return self.inner_rows.most
+
+    @property
+    def grows(self) -> bool:
+        """Can more rows of a unit only add inner rows?"""
+        return self.inner_rows.grows
+
+    @property
+    def across_windows(self) -> bool:
+        """Is something of a unit carried from each window to the next one?"""
+        return self.inner_rows.across_windows
+
+    @property
     def in_words(self) -> str:
         """What becomes of a unit's rows."""
         return self.inner_rows.in_words
@@ -74,9 +86,14 @@ class PerUnitRows:
         """The rows that wait."""
         return self.rows(table)
 
-    def inner(self, rows: HeldRows, span: Span) -> tuple[Words, pa.Table]:
+    def inner(self, rows: HeldRows, span: Span, step: int | None) -> tuple[Words, pa.Table]:
         """The inner rows of a window: whose they are, and their columns."""
-        return self.inner_rows(rows, span)
+        return self.inner_rows(rows, span, step)
+
+    def carried(self, rows: HeldRows) -> tuple[Integers, pa.Table]:
+        """Places of rows that go on to the next window, and what is held with them there."""
+        assert isinstance(self.inner_rows, CohortRows)
+        return self.inner_rows.carried(rows)
 
     def finish(self, inner: pa.Table) -> pa.Table:
         """The inner rows that are wanted, with the query's keys and values."""

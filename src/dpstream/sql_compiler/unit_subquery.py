@@ -13,6 +13,8 @@ from typing import Any
 
 from sqlglot import exp
 
+from dpstream.group_by.cohorts import CohortRows
+from dpstream.group_by.funnel import FunnelRows
 from dpstream.group_by.inner_rows import OF_ROW, Figure, InnerRows, Kind, Numbering
 from dpstream.sql_compiler import validate
 from dpstream.sql_compiler.privacy_clause import WrongKind, interval
@@ -58,7 +60,7 @@ class UnitRelation:
     held: dict[str, exp.Expr] = field(default_factory=dict)
     """Columns that wait with a row: expressions of the source's columns."""
     numbers: set[str] = field(default_factory=set)
-    inner: InnerRows = field(default_factory=InnerRows)
+    inner: InnerRows | FunnelRows | CohortRows = field(default_factory=InnerRows)
 
     def hold(self, node: exp.Expr, *, number: bool = False) -> str:
         """The name under which the values of an expression wait."""
@@ -464,7 +466,7 @@ def require_own_windows(draft: Draft) -> None:
             "a time-series mechanism counts rows as they are, not what becomes of a unit's rows",
             "leave privacy_unit and mechanism out",
         )
-    if emit is not None and emit.args.get("every") is not None:
+    if emit is not None and emit.args.get("every") is not None and not unit.inner.grows:
         raise draft.refusal(
             emit,
             "what a unit has in a window is known when the window closes, and published then",

@@ -11,10 +11,12 @@ from dpstream.sql_compiler.over_clause import FUNCTIONS as OVER_FUNCTIONS
 from dpstream.sql_compiler.privacy_clause import node_of
 from dpstream.sql_compiler.statement import (
     AGGREGATES,
+    USER_TABLES,
     Draft,
     Emit,
     Over,
     PrivacyClause,
+    UserTable,
     WindowTable,
     call_name,
     canonical,
@@ -321,7 +323,11 @@ def _needs_delta(draft: Draft) -> bool:
         return True
     keys = [] if group is None else group.expressions
     public = "public_groups" in draft.parameters
-    return not public and any(key.name not in ("window_start", "window_end") for key in keys)
+    from_ = draft.select.args.get("from_")
+    table = None if from_ is None else from_.this.this
+    of_table = USER_TABLES[table.args["kind"]] if isinstance(table, UserTable) else ()
+    listed = ("window_start", "window_end", *of_table)
+    return not public and any(key.name not in listed for key in keys)
 
 
 _PERIODS = "periods would be cut at other times"

@@ -394,9 +394,11 @@ class InnerRowsAmongFew(RowReader):
     True: one unit more, and nine others are gone.
     """
 
-    def inner_rows(self, rows: Rows, where: str) -> tuple[Rows, RejectedRows]:
+    def inner_rows(
+        self, rows: Rows, where: str, step: int | None = None
+    ) -> tuple[Rows, RejectedRows]:
         """Those of groups with few rows."""
-        inner, unused = super().inner_rows(rows, where)
+        inner, unused = super().inner_rows(rows, where, step)
         _, group, sizes = np.unique(inner.groups, axis=0, return_inverse=True, return_counts=True)
         return rows_at(inner, np.flatnonzero(sizes[group.reshape(-1)] <= 9)), unused
 

@@ -25,6 +25,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import cache
 from typing import Any, NamedTuple
 
 import psycopg
@@ -427,11 +428,7 @@ class PostgresLedger:
                     f"SET lock_timeout = '{_QUEUE}'; SET client_encoding = 'UTF8'"
                 )
                 if make and fsync != "on":
-                    _log.warning(
-                        "%s: the server runs with fsync = %s; charges may be lost when its "
-                        "machine dies, and their noise would be published",
-                        self.place, fsync,
-                    )  # fmt: skip
+                    _warn_of_lost_charges(str(self.place), fsync)
                 if make and not _is_there(connection, self._schema):
                     _make(connection, self._schema)
                 self._recognise(connection)
@@ -473,6 +470,17 @@ class PostgresLedger:
     @property
     def _repair(self) -> str:
         return f"dpstream ledger repair '{self.place}' --because TEXT"
+
+
+@cache
+def _warn_of_lost_charges(place: str, fsync: str) -> None:
+    """Tell the operator once in a process, however often the ledger is opened."""
+    _log.warning(
+        "%s: the server runs with fsync = %s; charges may be lost when its machine dies, and "
+        "their noise would be published",
+        place,
+        fsync,
+    )
 
 
 def _options(address: LedgerAddress) -> tuple[ServerOptions, str]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import shutil
 import sqlite3
@@ -47,6 +48,7 @@ from dpstream.privacy.state.run_directory import (
 )
 from dpstream.privacy.state.secret import secret_path
 
+_LOG = logging.getLogger("dpstream.state")
 FORMAT = 1
 NAME = "backup.json"
 Told = Callable[[int, int], None]
@@ -318,7 +320,10 @@ class Restoration:
     who: str
 
     def restore(self, source: Path) -> dict[str, RestoredRun]:
-        """Put a backup back; the runs, by their places in the directory."""
+        """Put a backup back; the runs, by their places in the directory.
+
+        Runs that were ended for good, by now, are left out: they must not go on.
+        """
         folder = self.folder.resolve()
         make_directory(folder.parent)
         with opened(source, beside=folder.parent) as (content, facts), ExitStack() as undo:
@@ -348,6 +353,9 @@ class Restoration:
                 if isinstance(place, Path) and not place.exists():
                     self._put_ledger(content / facts["ledgers"][book], place)
                     undo.callback(_remove_ledger, place)  # a refused restore leaves nothing
+            for name in self._ended(staging, {n: books[b] for n, b in runs.items()}):
+                shutil.rmtree(staging / name)
+                del runs[name]
             for name, book in runs.items():  # before any of them is fenced
                 self._refuse_unsafe(staging / name, folder / name, books[book])
                 with closing(Ledger(books[book])) as ledger:
@@ -394,6 +402,21 @@ class Restoration:
         make_directory(place.parent)
         _copy(_head_of(saved), _head_of(place))
         _copy(saved, place)
+
+    def _ended(self, staging: Path, books: dict[str, LedgerPlace]) -> list[str]:
+        """Runs that were ended for good; none if there are no others: then there is no way on."""
+        ended: dict[str, str] = {}
+        for name, book in books.items():
+            about = read_about(staging / name)
+            with closing(Ledger(book)) as ledger:
+                known = None if about is None else ledger.known(about["run"].hex()).ended
+            if known is not None:
+                ended[name] = known[0]
+        if len(ended) == len(books):
+            return []
+        for name, because in ended.items():
+            _LOG.warning("%s is left out: its run was ended for good (%s)", name, because)
+        return [*ended]
 
     def _refuse_unsafe(self, place: Path, home: Path, book: LedgerPlace) -> None:
         """Refuse a ledger that may be older than what was published, and units that come back.

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dpstream.errors import StateError
+from dpstream.errors import SecretError, StateError
 from dpstream.privacy.ledger.charges import KnownRun
 from dpstream.privacy.ledger.ledger import Ledger, follow_moves
 from dpstream.privacy.ledger.refusals import refuse_ended
@@ -539,6 +539,9 @@ class RestoredRun:
     """Windows that were over since the backup: published to their ends, and not again."""
     lost: tuple[int, ...]
     """Windows whose keys were made since the backup: nothing more is published of them."""
+    remembers_from: int | None = None
+    """Windows from this one on lack the keys that only final or lost ones have shown; None: none
+    lacks any."""
 
 
 def refuse_restore(folder: Path, *, ledger: Ledger) -> None:
@@ -585,6 +588,7 @@ def restore_run(
             final = range(keys.final, max(keys.final, known.final))
             together = _depend_on_others(about, later_final=bool(final))
             lost = keys.abandon(minted=known.minted, final=known.final, together=together)
+        forgets = _remembers_keys(about) and (bool(final) or bool(lost))
         gone = [[final.start, final.stop], *([window, window + 1] for window in lost)]
         own = {"own ledger": book == home / "ledger", "ledger place": str(book)}
         about = about | {"ledger": ledger.identity()} | own
@@ -594,7 +598,12 @@ def restore_run(
         ledger.note_restore(dataset, run, because=because, who=who, told=known.reached, lost=lost)
         write_packed(folder / "run.dps", about, kind="run")
     return RestoredRun(
-        about=about, logged=logged, told=known.reached + 1, final=final, lost=tuple(lost)
+        about=about,
+        logged=logged,
+        told=known.reached + 1,
+        final=final,
+        lost=tuple(lost),
+        remembers_from=known.minted if forgets else None,
     )
 
 
@@ -621,9 +630,9 @@ def _depend_on_others(about: About, *, later_final: bool) -> bool:
     unless it has no others (its period is a window), or each row is a group of its own: then order
     matters only to who has nothing left. Proof: `docs/soundness/latched.md`, section 12.
     """
-    facts = about.get("facts", {})
-    if "remember_keys" not in facts:
+    if not _remembers_keys(about):
         return False
+    facts = about["facts"]
     names = ("window", "period", "start", "time_zone")
     window, period, start, zone = (json.loads(facts[name]) for name in names)
     alone = (
@@ -632,6 +641,11 @@ def _depend_on_others(about: About, *, later_final: bool) -> bool:
         and start % period == 0
     )
     return later_final or not (alone or facts["max_rows_per_group"] == "1")
+
+
+def _remembers_keys(about: About) -> bool:
+    """Do windows begin with keys that earlier ones have shown?"""
+    return "remember_keys" in about.get("facts", {})
 
 
 def wrapping_path(folder: Path, rotations: int) -> Path:
@@ -645,9 +659,16 @@ def wrapping_secrets(folder: Path, about: About) -> list[Secret]:
     A rotation that was killed leaves two.
     """
     rotations = about.get("rotations", 0)
+    if not rotations:
+        return []
+    newest = wrapping_path(folder, rotations)
+    if not newest.exists():
+        raise SecretError(
+            f"the keys of {folder} are wrapped by {newest} since they were rotated, and it is not "
+            f"there; restore it from your backup; or, if units have periods, {NEXT}; or {ANEW}"
+        )
     older = [wrapping_path(folder, n) for n in range(rotations - 1, 0, -1)]
-    paths = [wrapping_path(folder, rotations), *(path for path in older if path.exists())]
-    return [Secret.load(path) for path in paths] if rotations else []
+    return [Secret.load(path) for path in (newest, *(path for path in older if path.exists()))]
 
 
 def refuse_rotation(folder: Path) -> About:
