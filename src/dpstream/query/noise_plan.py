@@ -393,13 +393,7 @@ class NoisePlan:
     def _own_terms(self) -> Terms:
         query = self.query
         if query.pure:
-            return Terms(
-                unit="user",
-                total=query.epsilon,
-                period=query.period_in_words,
-                time_zone=query.time_zone,
-                change=query.protected,
-            )
+            return pure_terms(query, query.epsilon)
         return own_terms(
             epsilon=query.epsilon,
             mu_squared=self.calibrated.mu_squared,
@@ -537,6 +531,17 @@ class NoisePlan:
         each = slack / self._reached(self.columns[0], names) * parts
         quantiles: Reals = -ndtri(each) * (1 + 1e-12)
         return quantiles
+
+
+def pure_terms(query: Query, epsilon: Fraction) -> Terms:
+    """The terms of a book of epsilon, for queries of the same users that have no delta."""
+    return Terms(
+        unit="user",
+        total=epsilon,
+        period=query.period_in_words,
+        time_zone=query.time_zone,
+        change=query.protected,
+    )
 
 
 def plan_query(query: Query, counters: str | None = None) -> NoisePlan:
