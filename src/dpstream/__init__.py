@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from dpstream.privacy.ledger.ledger import Ledger as Ledger
     from dpstream.query.aggregates import ApproxCountDistinct as ApproxCountDistinct
     from dpstream.query.aggregates import Avg as Avg
+    from dpstream.query.aggregates import AvgOfValues as AvgOfValues
     from dpstream.query.aggregates import Count as Count
     from dpstream.query.aggregates import CountDistinct as CountDistinct
     from dpstream.query.aggregates import CountUnits as CountUnits
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from dpstream.session import Refreshed as Refreshed
     from dpstream.session import Run as Run
     from dpstream.session import Runs as Runs
+    from dpstream.session import read as read
     from dpstream.session import run as run
     from dpstream.session import run_all as run_all
     from dpstream.session import with_tables as with_tables
@@ -68,15 +70,15 @@ _NAMES_BY_HOME = {
     "privacy.accounting.promises": "promise",
     "privacy.ledger.charges": "Terms",
     "privacy.ledger.ledger": "Ledger",
-    "query.aggregates": "ApproxCountDistinct Avg Count CountDistinct CountUnits "
-    "Stddev Sum Variance",
+    "query.aggregates": "ApproxCountDistinct Avg AvgOfValues Count CountDistinct "
+    "CountUnits Stddev Sum Variance",
     "query.quantiles": "Histogram Quantile",
     "query.query": "Query",
     "query.second_moments": "Correlation Covariance Slope",
     "query.series_query": "SeriesQuery",
     "query.windows": "Cumulate Hop Tumble",
     "records": "Release",
-    "session": "Feed Refreshed Run Runs run run_all with_tables",
+    "session": "Feed Refreshed Run Runs read run run_all with_tables",
     "sql_compiler": "sql",
 }
 _HOMES = {name: home for home, names in _NAMES_BY_HOME.items() for name in names.split()}

@@ -55,6 +55,7 @@ from dpstream.privacy.state.serial import storable as storable
 from dpstream.query.aggregates import Aggregate as Aggregate
 from dpstream.query.aggregates import ApproxCountDistinct as ApproxCountDistinct
 from dpstream.query.aggregates import Avg as Avg
+from dpstream.query.aggregates import AvgOfValues as AvgOfValues
 from dpstream.query.aggregates import Count as Count
 from dpstream.query.aggregates import CountDistinct as CountDistinct
 from dpstream.query.aggregates import CountUnits as CountUnits

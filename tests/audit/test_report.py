@@ -45,6 +45,7 @@ WANTED = {
     "watermark_from_data",
     "dpi_summed_score",
     "dpi_charged_once",
+    "dpi_gaps_of_data",
     "dpi_rows_unbounded",
     "debias_units_not_capped",
     "debias_noise_for_one_row",

@@ -22,6 +22,7 @@ from tests.support.fixed import SECRET
 ERROR = 1e-6
 CAUGHT = {
     "dpi_charged_once": 400,
+    "dpi_gaps_of_data": 150,
     "dpi_rows_unbounded": 1_200,
     "noise_below_reach": 16_000,
     "bounded_before_join": 1_000,
@@ -36,6 +37,7 @@ CAUGHT = {
 """Runs that show it, of each control."""
 SOUND = {
     "dpi": 1_200,
+    "dpi_adaptive": 1_200,
     "dpi_rows": 1_200,
     "latched_join": 1_000,
     "latched_registry": 1_000,

@@ -411,7 +411,8 @@ def test_joined_and_united_rows(engine, tmp_path):
         SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 5, delta = 1e-6,
         privacy_unit_column = user, max_groups_contributed = 2, public_groups = TABLE pages)
         kind, COUNT(*) AS n FROM u JOIN pages USING (page) LEFT JOIN users USING (user)
-        WHERE plan IS NULL OR plan <> 'x' GROUP BY kind"""
+        WHERE (plan IS NULL OR plan <> 'x') AND page IN (SELECT page FROM pages WHERE kind <> 'n')
+              AND LENGTH(page) <= (SELECT MAX(LENGTH(kind)) FROM pages) + 1 GROUP BY kind"""
     tables = {
         "public": {"pages": pa.table({"page": ["p1", "p1", "p3"], "kind": ["m", "n", "o"]})},
         "registry": {"users": pa.table({"user": [1, 2, 3], "plan": ["x", "y", None]})},

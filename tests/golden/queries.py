@@ -281,6 +281,11 @@ CASES = {
     "avg": asked(f"AVG(seconds, {BOUNDS}) AS mean", "max_rows_per_group = 2"),
     "variance": asked(f"VARIANCE(seconds, {BOUNDS}) AS v"),
     "stddev": asked(f"STDDEV(seconds, {BOUNDS}) AS d"),
+    "avg of some": asked(
+        f"AVG(IF(price > 5, seconds, NULL), {BOUNDS}) AS mean, "
+        f"SUM(seconds, {BOUNDS}) / COUNT(*) AS ratio",
+        "confidence = 0.9",
+    ),
     "pairs of columns": asked(
         "COVAR_POP(price, seconds, contribution_bounds_per_row => ((0, 20), (0, 60))) AS c, "
         "CORR(price, seconds, contribution_bounds_per_row => ((0, 20), (0, 60))) AS r, "

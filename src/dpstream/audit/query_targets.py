@@ -70,7 +70,7 @@ from dpstream.query.quantiles import Quantile
 from dpstream.query.query import Query
 from dpstream.query.windows import Cumulate, Hop, Tumble
 from dpstream.rows.whole_table import whole_table
-from dpstream.sql_compiler import sql
+from dpstream.sql_compiler import compile_sql
 
 EPSILON, DELTA = 2, 0.02
 DROPPED = 8
@@ -195,7 +195,7 @@ def _join(clause: str, table: WholeTable) -> Any:
                         time_unit = 's', start = '1970-01-01', end = '1970-01-02',
                         max_groups_contributed = 1)
                key, COUNT(*) AS n FROM visits {clause} GROUP BY key"""
-    return sql(text).with_tables({table.name: table}).prepare
+    return compile_sql(text).query.with_tables({table.name: table}).prepare
 
 
 def public_join(runs: int) -> Any:
@@ -226,7 +226,7 @@ def rows_of_units(window: str) -> Any:
               FROM TUMBLE(visits, DESCRIPTOR(ts), INTERVAL '{window}' HOUR)
               GROUP BY user, window_start, key)
         GROUP BY window_start, key"""
-    return lambda runs: sql(text).prepare
+    return lambda runs: compile_sql(text).query.prepare
 
 
 _INNER: dict[str, Any] = {

@@ -77,7 +77,11 @@ _LOGGED = ("query", "release_index", "releases", "window_start", "window_end", "
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
-    """How the work is done; none of it changes what is published."""
+    """How the work is done; none of it changes what is published.
+
+    >>> EngineOptions(threads=2).threads
+    2
+    """
 
     buckets: int = 0
     """Hash buckets; 0: as the size of a step demands, whatever the number of cores. A state
@@ -120,6 +124,17 @@ class Run(ABC):
     `async for` does not hold up an event loop meanwhile. `collect` runs it to its end and keeps the
     releases, for frames and plots. Each table's metadata
     say which window and trigger it belongs to. `operator` holds counts that are not private.
+
+    >>> import dpstream as dps
+    >>> query = dps.Query(privacy_unit_column="user", keys=["page"], max_groups_contributed=1,
+    ...                   epsilon=2, delta=1e-6)
+    >>> rows = [{"user": f"u{n}", "page": "/home"} for n in range(400)]
+    >>> with dps.run(query, source=rows) as running:
+    ...     for release in running:
+    ...         print(release.num_rows, release["page"].to_pylist())
+    1 ['/home']
+    >>> dps.run(query, source=rows).collect().table.num_rows
+    1
     """
 
     query: AnyQuery

@@ -56,7 +56,15 @@ _KINDS = {
 
 
 def explain(query: Query | SeriesQuery) -> Explanation:
-    """Explain a query; one that runs live is taken to begin with its first window."""
+    """Explain a query; one that runs live is taken to begin with its first window.
+
+    >>> import dpstream as dps
+    >>> query = dps.Query(privacy_unit_column="user", keys=["page"], max_groups_contributed=4,
+    ...                   epsilon=1, delta=1e-9)
+    >>> told = explain(query)
+    >>> told.keys["last_threshold"]  # users that a page needs to be shown
+    75
+    """
     if isinstance(query, SeriesQuery):
         return _explain_series(query.starting(0))
     query = query.starting(0)

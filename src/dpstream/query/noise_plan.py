@@ -244,7 +244,7 @@ class NoisePlan:
     def interval(self) -> float | None:
         """Half the width of a confidence interval, in standard deviations, of normal noise."""
         confidence = self.query.confidence
-        return None if confidence is None else float(-ndtri((1 - confidence) / 2))
+        return None if confidence is None else interval_of(confidence)
 
     @cached_property
     def total(self) -> Fraction:
@@ -563,6 +563,15 @@ def _mean_rank(plan: NoisePlan, name: str) -> float:
 def _gets_noise(column: Measure) -> bool:
     """Is noise added to it? Otherwise something is chosen by it."""
     return not isinstance(column, Level) or column.share is None
+
+
+def interval_of(confidence: float) -> float:
+    """Half the width of an interval of a normal number, in standard deviations.
+
+    >>> round(interval_of(0.95), 2)
+    1.96
+    """
+    return float(-ndtri((1 - confidence) / 2))
 
 
 def laplace_reach(scale: Fraction, tail: float) -> int:

@@ -124,7 +124,7 @@ class Published:
 def published_by(draft: Draft, builder: QueryBuilder, query: Query | SeriesQuery) -> Published:
     """What a private query publishes."""
     finish: Any = query.finish
-    bars = {} if finish is None else finish.computed
+    bars = {} if finish is None else finish.ends
     columns: dict[str, Known] = {}
     debias = frozenset([("debias", 0)]) if draft.parameters.get("debias") else frozenset()
 
@@ -141,8 +141,8 @@ def published_by(draft: Draft, builder: QueryBuilder, query: Query | SeriesQuery
             node = draft.computed.get(name)
             read = [] if node is None else [each.name for each in node.find_all(exp.Column)]
             noise = None if node is None else noise_of(e for e in read if e in draft.aggregates)
-            bar = bars.get(name, False)
-            columns[name] = Known(noise=noise if bar else None, ends=("", STDDEV) if bar else ("",))
+            ends = bars.get(name, ())
+            columns[name] = Known(noise=noise if ends else None, ends=("", *ends))
             if node is not None and not any(each in draft.aggregates for each in read):
                 columns[name] = replace(columns[name], exact=True, noise=None)
         else:

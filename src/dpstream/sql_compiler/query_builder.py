@@ -23,13 +23,20 @@ from dpstream.errors import InvalidInput, InvalidParameter
 from dpstream.query.aggregates import (
     Aggregate,
     ApproxCountDistinct,
+    Avg,
+    AvgOfValues,
     Count,
     CountDistinct,
     CountUnits,
     Measure,
+    OfCells,
+    OfPairs,
+    Stddev,
     Sum,
     measures_by_name,
 )
+from dpstream.query.fieller import quotient_interval
+from dpstream.query.noise_plan import interval_of
 from dpstream.query.per_unit import ROW
 from dpstream.query.quantiles import Histogram, Quantile
 from dpstream.records import Integers, Reals
@@ -62,6 +69,8 @@ from dpstream.sql_compiler.statement import (
 )
 from dpstream.sql_compiler.unnest import Unnest
 
+INTERVAL = ("_low", "_high")
+"""What the ends of an interval are called after their column."""
 _CLEAR = 2  # a denominator must be so many standard deviations from 0 to have an error bar
 Factors: TypeAlias = dict[str, float]
 Terms: TypeAlias = tuple[tuple[str, float], ...]
@@ -186,6 +195,9 @@ class ErrorBar:
     `denominator`: then it is a first-order estimate, and NULL where the denominator may be 0.
     Noises are independent but for those of sums about their `middles`: such a sum has the noise of
     its middle times that of the count `rows`.
+    `deviations`: half the width of an interval, where one is asked for. That of one aggregate is
+    scaled, that of a sum is as wide as its standard deviation says, and that of a quotient with
+    this `numerator` is Fieller's.
     """
 
     terms: Terms
@@ -193,6 +205,42 @@ class ErrorBar:
     denominator: Expression | None = None
     rows: str = ""
     middles: Terms = ()
+    numerator: Expression | None = None
+    deviations: float | None = None
+
+    def interval(
+        self, release: pa.Table, value: pa.Array, zone: str
+    ) -> tuple[pa.Array, pa.Array] | None:
+        """The ends of each row's interval; None where none is asked for."""
+        if self.deviations is None:
+            return None
+        found, factors = floats(value), dict(self.terms)
+        if self.denominator is None or self.numerator is None:
+            if len(factors) == 1:
+                [(name, factor)] = factors.items()
+                own = floats(release[name])
+                ends = [found + factor * (floats(release[name + end]) - own) for end in INTERVAL]
+                return self._ends(found, *(ends if factor > 0 else ends[::-1]))
+            half = self.deviations * self._stddevs(release, dict(self.terms))
+            return self._ends(found, found - half, found + half)
+        above, below = (
+            floats(e.evaluate(release, zone)) for e in (self.numerator, self.denominator)
+        )
+        below_factors = dict(self.denominator_terms)
+        low, high = quotient_interval(
+            above,
+            below,
+            (self._stddevs(release, factors) ** 2, self._stddevs(release, below_factors) ** 2),
+            self._shared(release, factors) * self._shared(release, below_factors),
+            self.deviations,
+        )
+        return self._ends(above + below, low, high)
+
+    @staticmethod
+    def _ends(known: Reals, low: Reals, high: Reals) -> tuple[pa.Array, pa.Array]:
+        """NULL where nothing is `known`."""
+        low, high = (np.where(np.isnan(known), np.nan, each) for each in (low, high))
+        return pa.array(low, from_pandas=True), pa.array(high, from_pandas=True)
 
     def stddevs(self, release: pa.Table, value: pa.Array, zone: str) -> pa.Array:
         """The standard deviation of each row's value."""
@@ -210,17 +258,28 @@ class ErrorBar:
     def _stddevs(self, release: pa.Table, factors: Mapping[str, float | Reals]) -> Reals:
         """Of a sum of aggregates."""
         total: Reals = np.zeros(len(release))
-        of_rows, by_rows = np.zeros(len(release)), np.zeros(len(release))
-        if self.rows:
-            of_rows = floats(release[f"{self.rows}_stddev"])
-        middles = dict(self.middles) | ({self.rows: 1.0} if self.rows else {})
+        of_rows, middles = self._of_rows(release)
         with np.errstate(over="ignore"):
             for name, factor in factors.items():
                 own, shared = floats(release[f"{name}_stddev"]), middles.get(name, 0) * of_rows
                 own = np.sqrt(np.maximum(own - np.abs(shared), 0) * (own + np.abs(shared)))
                 total = np.hypot(total, factor * own)
-                by_rows = by_rows + factor * shared
-            return np.hypot(total, by_rows)
+            return np.hypot(total, self._shared(release, factors))
+
+    def _shared(self, release: pa.Table, factors: Mapping[str, float | Reals]) -> Reals:
+        """The part of that which comes from the noise that sums about their middles share."""
+        by_rows: Reals = np.zeros(len(release))
+        of_rows, middles = self._of_rows(release)
+        with np.errstate(over="ignore"):
+            for name, factor in factors.items():
+                by_rows = by_rows + factor * (middles.get(name, 0) * of_rows)
+        return by_rows
+
+    def _of_rows(self, release: pa.Table) -> tuple[Reals, dict[str, float]]:
+        """The deviation of the count that is shared, and how much of it is in each aggregate."""
+        if not self.rows:
+            return np.zeros(len(release)), {}
+        return floats(release[f"{self.rows}_stddev"]), {**dict(self.middles), self.rows: 1.0}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,6 +291,9 @@ class WrittenErrorBar:
     def stddevs(self, release: pa.Table, value: pa.Array, zone: str) -> pa.Array:
         """The standard deviation of each row's value."""
         return self.value.evaluate(release, zone)
+
+    def interval(self, release: pa.Table, value: pa.Array, zone: str) -> None:
+        """None is offered."""
 
 
 def floats(column: pa.Array | pa.ChunkedArray) -> Reals:
@@ -246,6 +308,14 @@ class ComputedColumn:
     name: str
     value: Expression
     error_bar: ErrorBar | WrittenErrorBar | None = None
+
+    @property
+    def ends(self) -> tuple[str, ...]:
+        """What the columns that stand beside it end with."""
+        if self.error_bar is None:
+            return ()
+        told = isinstance(self.error_bar, ErrorBar) and self.error_bar.deviations is not None
+        return ("_stddev", *(INTERVAL if told else ()))
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -301,6 +371,11 @@ class PostProcessing:
         """Columns that are computed from noisy ones, and whether each has an error bar."""
         return {each.name: each.error_bar is not None for each in (*self.columns, *self.ranked)}
 
+    @property
+    def ends(self) -> dict[str, tuple[str, ...]]:
+        """What the columns beside each computed one end with."""
+        return {each.name: each.ends for each in (*self.columns, *self.ranked)}
+
     def __call__(self, release: pa.Table) -> pa.Table:
         """What is published of a release."""
         release = self._with_columns(release, self.columns)
@@ -319,7 +394,10 @@ class PostProcessing:
             value = each.value.evaluate(release, self.zone)
             if each.error_bar is not None:
                 stddevs = each.error_bar.stddevs(release, value, self.zone)
+                ends = each.error_bar.interval(release, value, self.zone)
                 release = release.append_column(f"{each.name}_stddev", stddevs)
+                for end, column in zip(INTERVAL, ends or (), strict=False):
+                    release = release.append_column(each.name + end, column)
             release = release.append_column(each.name, value)
         return release
 
@@ -379,6 +457,19 @@ def _number(node: exp.Expr) -> float | None:
     except (ValueError, TypeError):
         return None
     return float(value) if type(value) in (int, float) else None
+
+
+def _leaves_out(node: exp.Expr) -> bool:
+    """Does an expression leave rows out, by NULL: IF(c, x, NULL), CASE without ELSE, NULLIF?"""
+    node = node.unnest()
+    if call_name(node) == "NULLIF":
+        return True
+    values: list[exp.Expr | None] = []
+    if isinstance(node, exp.Case):
+        values = [node.args.get("default"), *(each.args.get("true") for each in node.args["ifs"])]
+    elif isinstance(node, exp.If):
+        values = [node.args.get("true"), node.args.get("false")]
+    return any(each is None or isinstance(each.unnest(), exp.Null) for each in values)
 
 
 class QueryBuilder:
@@ -488,6 +579,8 @@ class QueryBuilder:
             return Sum, {"column": self._value(ones), "quantum": 1} | (bounds or {BOUNDS: (0, 1)})
         quantum = self._number(named["quantum"]) if "quantum" in named else None
         kind = BOUNDED_AGGREGATES[call_name(call)]
+        if kind is Avg and GROUP_BOUNDS not in named and _leaves_out(node):
+            kind = AvgOfValues
         return kind, {"column": self._value(node), "quantum": quantum} | bounds
 
     def _of_pairs(self, call: exp.Expr) -> tuple[type[Aggregate], dict[str, Any]]:
@@ -676,7 +769,10 @@ class QueryBuilder:
         factors = linear_factors(node, self.aggregates)
         if factors is not None:
             honest = self._independent(factors) and not (shared and len(factors) > 1)
-            return ErrorBar(terms=nonzero_terms(factors), **self._about_rows) if honest else None
+            terms = nonzero_terms(factors)
+            deviations = self._deviations([name for name, _ in terms], alone=len(terms) == 1)
+            bar = ErrorBar(terms=terms, deviations=deviations, **self._about_rows)
+            return bar if honest else None
         if not isinstance(node, exp.Div) or shared:
             return None
         above, below = (
@@ -690,8 +786,28 @@ class QueryBuilder:
             terms=nonzero_terms(above),
             denominator_terms=nonzero_terms(below),
             denominator=self.expression(node.expression),
+            numerator=self.expression(node.this),
+            deviations=self._deviations([*above, *below]),
             **self._about_rows,
         )
+
+    def _deviations(self, names: Sequence[str], *, alone: bool = False) -> float | None:
+        """Half the width of an interval of what is made of some aggregates; None: it has none.
+
+        Of several only where their errors are normal: not where noise is Laplace's or figures are
+        cut off at 0, nor of quantiles and the like.
+        """
+        parameters = self._draft.parameters
+        confidence = parameters.get("confidence")
+        if confidence is None:
+            return None
+        if not alone:
+            if parameters.get("delta") is None or parameters.get("nonnegative"):
+                return None
+            others = OfCells | OfPairs | Stddev
+            if any(isinstance(self.aggregates[name], others) for name in names):
+                return None
+        return interval_of(float(confidence))
 
     def _independent(self, names: Iterable[str]) -> bool:
         """Is no measure behind two of them, but for the rows that sums about a middle share?
@@ -740,8 +856,8 @@ class QueryBuilder:
         """The columns in SELECT's order, with their error bars; None if the engine has it so."""
         draft = self._draft
         windows = list(WINDOW_COLUMNS) if "time_column" in draft.parameters else []
-        intervals = [] if draft.parameters.get("confidence") is None else ["_low", "_high"]
-        suffixes = {each.name: ["_stddev"] for each in columns if each.error_bar is not None}
+        intervals = [] if draft.parameters.get("confidence") is None else INTERVAL
+        suffixes = {each.name: [*each.ends] for each in columns}
         suffixes |= {name: ["_stddev", *intervals] for name in self.aggregates}
 
         def with_error_bars(names: Iterable[str]) -> list[str]:

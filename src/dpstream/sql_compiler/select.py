@@ -208,7 +208,10 @@ def _is_window_column(draft: Draft, node: exp.Expr) -> bool:
 
 
 def refuse_unit_as_key(draft: Draft) -> None:
-    """Nothing made of the unit is a key: each group would be one unit."""
+    """Nothing made of the unit is a key: each group would be one unit.
+
+    Where all groups are public, what is computed of it may be one: arms of a test, MOD(user, 2).
+    """
     unit = draft.parameters["privacy_unit_column"]
     for item in draft.select.expressions:
         if isinstance(item, exp.Column) and item.name == unit and unit not in draft.keys:
@@ -218,13 +221,17 @@ def refuse_unit_as_key(draft: Draft) -> None:
                 "leave it out; COUNT(DISTINCT unit) counts units",
             )
     units = unit_columns(draft)
+    public = "public_groups" in draft.parameters and draft.relation.unit is None
     for name, expression in draft.keys.items():
+        if public and not isinstance(expression.unnest(), exp.Column):
+            continue
         for column in expression.find_all(exp.Column):
             if column.name in units:
                 raise draft.refusal(
                     expression,
                     f"the key {name} is made of the privacy unit {unit}: groups would show units",
-                    "group by other columns; COUNT(DISTINCT unit) counts units",
+                    "group by other columns; COUNT(DISTINCT unit) counts units; arms of a test "
+                    "take public groups: MOD(user_id, 2) AS arm, public_groups = (0, 1)",
                 )
 
 
@@ -292,7 +299,9 @@ def name_aggregates(draft: Draft) -> None:
             _output(draft, item, key or _computed_name(draft, item, keys))
             computed += [] if key else [item]
     for item in computed:
-        alike = {f"{item.alias}_stddev", item.alias.removesuffix("_stddev")} - {item.alias}
+        ends = ("_stddev", "_low", "_high") if draft.parameters.get("confidence") else ("_stddev",)
+        alike = {f"{item.alias}{end}" for end in ends} | {item.alias.removesuffix(e) for e in ends}
+        alike -= {item.alias}
         if alike & {*draft.outputs}:
             raise draft.refusal(item, f"{item.alias} would be taken for an error bar", "rename it")
         draft.computed[item.alias] = _published_expression(draft, item.this, keys)
