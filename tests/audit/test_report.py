@@ -38,6 +38,7 @@ WANTED = {
     "levels_charged_once",
     "keys_only_when_touched",
     "remembered_once_touched",
+    "rising_bounds",
     "forgotten_by_exact_counts",
     "remembers_active_keys",
     "threshold_without_plus_one",

@@ -34,6 +34,7 @@ from dpstream.audit.controls.broken_engine import (
     PureNoiseInL2,
     RememberedOnceTouched,
     RemembersActiveKeys,
+    RisingBounds,
     SetsChargedOnce,
     TailPerTrigger,
     ThresholdWithoutPlusOne,
@@ -409,6 +410,18 @@ REMEMBERED = tuple(
 )
 
 
+_CHOSEN: dict[str, Any] = {
+    "window": Tumble("8 hours"),
+    "every": None,
+    "max_groups_contributed": "auto",
+}
+_RISING: dict[str, Any] = {
+    "privacy_unit_period": "24 hours",
+    "groups": 16,
+    "public_groups": lambda runs: range(16 * runs),
+}
+
+
 def query_targets() -> Catalogue:
     """GROUP BY queries of both strategies."""
     spellings = unit_pair(
@@ -508,6 +521,13 @@ def query_targets() -> Catalogue:
             ", keys that the first window has shown, all of them shown in the others.",
             **_REMEMBERED,
             pairs=REMEMBERED,
+        ),
+        latched_chosen=_group_by(
+            ", bounds that are chosen for each period by histograms of earlier ones.",
+            **_CHOSEN,
+            groups=8,
+            privacy_unit_period="8 hours",
+            public_groups=lambda runs: range(8 * runs),
         ),
         sqlp_remembered=_group_by(
             ", keys that the first window has shown, all of them shown in the others.",
@@ -703,6 +723,16 @@ def query_controls() -> Catalogue:
             flow=RememberedOnceTouched,
             runs=(2_000, 8_000),
             **_REMEMBERED | {"groups": 1},
+        ),
+        rising_bounds=_control(
+            "Each window gets a bound of its own, and the period's rises from 1 to 4 to 16.",
+            _rows_of_unit(
+                (0, 0),
+                *((group, 1) for group in range(3)),
+                *((group, 2) for group in range(3, 15)),
+            ),
+            flow=RisingBounds,
+            **_CHOSEN | _RISING,
         ),
         forgotten_by_exact_counts=_control(
             "A remembered key is forgotten at the end of a window in which nobody had a row in it.",

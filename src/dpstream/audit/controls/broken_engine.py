@@ -249,6 +249,20 @@ class OnlyTouchedKeys(Flow):
         ]
 
 
+class RisingBounds(Flow):
+    """Each window has a bound of its own, and noise for that, whatever came before in the period.
+
+    True: a unit that fills every bound as it rises loses what each window's noise is for, less what
+    it has entered before: with 1, 4 and 16 groups it loses 1 + 3/4 + 12/16 times mu^2.
+    """
+
+    BOUNDS = (1, 4, 16)
+
+    def plan_of(self, window: int) -> NoisePlan | None:
+        """By window."""
+        return self.plan.of_groups(self.BOUNDS[window % len(self.BOUNDS)])
+
+
 class RememberedOnceTouched(Flow):
     """Shows a remembered key from the release on at which somebody has a row in it.
 
