@@ -33,6 +33,7 @@ WANTED = {
     "inner_rows_charged_once",
     "noise_below_reach",
     "levels_charged_once",
+    "weights_not_shared",
     "keys_only_when_touched",
     "remembered_once_touched",
     "forgotten_by_exact_counts",
