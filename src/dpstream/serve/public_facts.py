@@ -287,16 +287,22 @@ def _book(book: PipelineBook, pipeline: Pipeline) -> dict[str, Any]:
 def _user_charges(query: Any, book: Terms) -> list[Line]:
     """The one charge of a run, by what its noise is put on."""
     plan = plan_query(query.starting(0))
+    purposes = [
+        measure_name(measure) + ("" if names is None else f" by {set_name(names)}")
+        for measure, names in zip(plan.columns, plan.sets, strict=True)
+    ]
+    if plan.query.choices:
+        purposes.append("histograms by which bounds are chosen")
     return [
         {
             "query": query.name,
-            "purpose": measure_name(measure) + ("" if names is None else f" by {set_name(names)}"),
+            "purpose": purpose,
             "exact": charge,
             "charges": 1,
             "epsilon": float(query.epsilon),
             "delta": float(query.delta),
         }
-        for measure, names, charge in zip(plan.columns, plan.sets, plan.charges(book), strict=True)
+        for purpose, charge in zip(purposes, plan.charges(book), strict=True)
     ]
 
 
@@ -359,6 +365,8 @@ def _expected(
     query, given = description.query, dict(changes)
     if isinstance(query, SeriesQuery):
         return _expected_of_series(query, given)
+    if "max_groups_contributed" in given:
+        given["choose_groups"] = False
     product = query.max_groups_contributed * query.max_rows_per_group
     if given and query.max_rows_contributed == product:
         given["max_rows_contributed"] = None  # nobody chose it: it follows from the other two
