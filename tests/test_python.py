@@ -1,6 +1,7 @@
 """What people type in Python: SQL as it is, records, frames, notebooks, event loops."""
 
 import asyncio
+import inspect
 import re
 
 import duckdb
@@ -122,3 +123,130 @@ def test_python_warns_as_the_command_line_does():
         with pytest.warns(dps.errors.DpstreamWarning, match="one row of each 'user'") as told:
             written()
         assert told[0].filename == __file__
+
+
+class Capsule:
+    """What offers itself as an Arrow stream, and nothing else."""
+
+    def __init__(self, table):
+        self._table = table
+
+    def __arrow_c_stream__(self, requested_schema=None):
+        return self._table.__arrow_c_stream__(requested_schema)
+
+
+def forms(table):
+    """The same rows in every form that people have them in."""
+    con = duckdb.connect()
+    con.register("rows", table)
+    return {
+        "arrow": table,
+        "batch": table.combine_chunks().to_batches()[0],
+        "reader": table.to_reader(),
+        "capsule": Capsule(table),
+        "pandas": table.to_pandas(),
+        "polars": pl.from_arrow(table),
+        "lazy": pl.from_arrow(table).lazy(),
+        "duckdb": con.sql("SELECT * FROM rows"),
+        "dicts": table.to_pylist(),
+        "dict": table.to_pydict(),
+    }
+
+
+SERIES = ["arrow", "capsule", "pandas", "polars", "lazy", "duckdb", "dicts", "dict"]
+KINDS = [*SERIES, "batch", "reader"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_come_in_every_form(kind):
+    """With the same releases; a name before the form is that of its table."""
+    table = pa.Table.from_pylist(RECORDS)
+    expected = run(source=table).collect().table
+
+    assert run(source=forms(table)[kind]).collect().table.equals(expected)
+    assert run(source={"clicks": forms(table)[kind]}).collect().table.equals(expected)
+
+
+@pytest.mark.parametrize("kind", SERIES)
+def test_series_come_in_every_form(kind):
+    """With their columns' names."""
+    table = pa.table({"a": [1, 2, 3], "b": [5, 6, 7]})
+    found = dps.release(Uniform(epsilon=1, window=2), forms(table)[kind], secret=b"s" * 32)
+
+    assert (found.names, len(found)) == (["a", "b"], 3)
+
+
+SECRET = "Erika Mustermann"
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ({"user": SECRET, "page": "x"}, "a list of values for each column"),
+        ({"user": [SECRET], "page": []}, "user: 1, page: 0"),
+        ({"user": [SECRET], "seconds": [[SECRET]]}, "of the type list"),
+        (iter([{"user": SECRET}]), "an object of the type list_iterator"),
+        ([[SECRET, 3]], "an object of the type list"),
+        (pl.Series([SECRET]), "one column alone"),
+        (pa.table({"user": [SECRET], "page": [[SECRET]], "seconds": [1]}), "list"),
+        (pl.DataFrame({"user": [SECRET], "page": [{"a": SECRET}], "seconds": [1]}), "struct"),
+    ],
+    ids=lambda given: given if isinstance(given, str) else "",
+)
+def test_errors_print_no_rows(source, words):
+    """They say kinds, names and lengths: an error goes into logs and tickets."""
+    with pytest.raises(dps.DpstreamError, match=words) as refused:
+        run(source=source).collect()
+    assert SECRET not in str(refused.value)
+
+
+def test_errors_of_series_print_no_rows():
+    """A row of another length is told by its place."""
+    with pytest.raises(dps.errors.InvalidInput, match="row 1 has 1") as refused:
+        dps.release(Uniform(epsilon=1, window=2), [[1, 2], [987_654]])
+    assert "987" not in str(refused.value)
+    with pytest.raises(dps.errors.InvalidInput, match=r"dps\.read\(path\)"):
+        dps.release(Uniform(epsilon=1, window=2), "visits.csv")
+
+
+def test_files_are_read_to_be_looked_at(tmp_path):
+    """Texts that are all numbers, dates or times are those; lines that are no rows are counted."""
+    lines = ["id,day,at,n,x,note", "007,2026-01-02,2026-01-02 03:04:05,5,1.5,a", "008,,,,,"]
+    (tmp_path / "a.csv").write_text("\n".join(lines))
+    table = dps.read(tmp_path / "a.csv")
+
+    assert [str(field.type) for field in table.schema] == [
+        "string", "date32[day]", "timestamp[us]", "int64", "double", "string",
+    ]  # fmt: skip
+    assert dps.read(tmp_path / "a.csv", columns=["n"], rows=1).to_pylist() == [{"n": 5}]
+    assert dps.read(table).equals(table)
+    series = dps.read(tmp_path / "a.csv", rows=1, columns=["n"])
+    assert dps.release(Uniform(epsilon=1, window=2), series).names == ["n"]
+    (tmp_path / "b.csv").write_text(f"user,n\na,1\nb,2,{SECRET}\n")
+    with pytest.warns(dps.errors.UnexpectedResult, match="1 rows could not .*line 3") as told:
+        assert dps.read(tmp_path / "b.csv").to_pylist() == [{"user": "a", "n": 1}]
+    assert SECRET not in str(told[0].message)
+    with pytest.raises(dps.errors.InvalidParameter, match="goes on for ever"):
+        dps.read("-")
+    with pytest.raises(dps.errors.InvalidParameter, match="rows must be"):
+        dps.read(table, rows=0)
+
+
+def test_every_public_name_has_an_example():
+    """`help` shows how a name is used; the examples are run as tests."""
+    names = [getattr(dps, name) for name in dps.__all__ if name[0] != "_"]
+    asked = [one for one in names if not inspect.ismodule(one)]
+    asked += [dps.mechanisms.find(name) for name in dps.mechanisms.REGISTRY]
+    missing = [one.__name__ for one in asked if ">>>" not in (inspect.getdoc(one) or "")]
+
+    assert missing == []
+    assert len(asked) > 60
+
+
+def test_a_run_at_its_end_says_so(tmp_path):
+    """A notebook that is run once more gets no empty table without a word."""
+    how = {"source": RECORDS, "state": tmp_path / "state", "sink": str(tmp_path / "out")}
+    first = dps.run(COUNT, **how).collect()
+    with pytest.warns(dps.errors.UnexpectedResult, match="none comes twice; its sink has them"):
+        assert len(dps.run(COUNT, **how).collect()) == 0
+    assert dps.read(tmp_path / "out")["page"].to_pylist() == first.table["page"].to_pylist()

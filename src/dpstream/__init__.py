@@ -50,9 +50,13 @@ if TYPE_CHECKING:
     from dpstream.session import Refreshed as Refreshed
     from dpstream.session import Run as Run
     from dpstream.session import Runs as Runs
+    from dpstream.session import read as read
     from dpstream.session import run as run
     from dpstream.session import run_all as run_all
     from dpstream.session import with_tables as with_tables
+    from dpstream.sql_compiler import funnel as funnel
+    from dpstream.sql_compiler import retention as retention
+    from dpstream.sql_compiler import sessions as sessions
     from dpstream.sql_compiler import sql as sql
 
 # Public names are imported on first use: the command line and the ledger start without Numba.
@@ -77,8 +81,8 @@ _NAMES_BY_HOME = {
     "query.series_query": "SeriesQuery",
     "query.windows": "Cumulate Hop Tumble",
     "records": "Release",
-    "session": "Feed Refreshed Run Runs run run_all with_tables",
-    "sql_compiler": "sql",
+    "session": "Feed Refreshed Run Runs read run run_all with_tables",
+    "sql_compiler": "funnel retention sessions sql",
 }
 _HOMES = {name: home for home, names in _NAMES_BY_HOME.items() for name in names.split()}
 __all__ = sorted(["__version__", "errors", "ext", "mechanisms", *_HOMES])

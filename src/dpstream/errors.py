@@ -28,7 +28,15 @@ from pathlib import Path
 
 
 class DpstreamError(Exception):
-    """The root: catch this to catch everything dpstream raises on purpose."""
+    """The root: catch this to catch everything dpstream raises on purpose.
+
+    >>> import dpstream as dps
+    >>> try:
+    ...     dps.sql("SELECT 1")
+    ... except dps.DpstreamError as problem:
+    ...     print(type(problem).__name__)
+    InvalidParameter
+    """
 
 
 class InvalidParameter(DpstreamError, ValueError):
@@ -52,7 +60,19 @@ class ServerUnreachable(DpstreamError, ConnectionError):
 
 
 class BudgetExceeded(DpstreamError):
-    """The ledger refuses a charge that does not fit; nothing was drawn."""
+    """The ledger refuses a charge that does not fit; nothing was drawn.
+
+    >>> import dpstream as dps
+    >>> query = dps.Query(privacy_unit_column="user", epsilon=2, delta=1e-6,
+    ...                   max_groups_contributed=1)
+    >>> book, rows = dps.Ledger(), [{"user": "u"}]
+    >>> book.open("clicks", query.promise(epsilon=1, delta=1e-6))
+    >>> try:
+    ...     dps.run(query, source=rows, ledger=book, dataset="clicks")
+    ... except BudgetExceeded:
+    ...     print("the book has less than that left")
+    the book has less than that left
+    """
 
 
 class LedgerError(DpstreamError):
@@ -60,7 +80,18 @@ class LedgerError(DpstreamError):
 
 
 class NoiseReuse(DpstreamError):
-    """The same noise would meet other data, or be drawn twice; nothing was published."""
+    """The same noise would meet other data, or be drawn twice; nothing was published.
+
+    >>> import tempfile
+    >>> import dpstream as dps
+    >>> folder, sample = tempfile.mkdtemp() + "/state", dps.mechanisms.Sample(epsilon=1, window=2)
+    >>> series = dps.release(sample, [5, 7], state=folder)
+    >>> try:
+    ...     dps.release(sample, [5, 8], state=folder)
+    ... except NoiseReuse:
+    ...     print("other data: nothing was published")
+    other data: nothing was published
+    """
 
 
 class NoiseExhausted(DpstreamError):

@@ -42,6 +42,11 @@ class Release:
     that of the release it repeats, and says nothing about how far the stream has moved since. Where
     `values` are estimates (`Pacer`, `BlockSmoother`) it is the deviation of the true value from
     them, held steps included, by the mechanism's models of the stream.
+
+    >>> import dpstream as dps
+    >>> (one,) = dps.Runner(dps.mechanisms.Uniform(epsilon=1, window=2)).step([5, 7])
+    >>> one.step, one.paid, len(one.values), len(one.stddev)
+    (0, True, 2, 2)
     """
 
     step: int

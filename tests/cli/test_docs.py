@@ -22,6 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = (
     "README.md",
     "docs/getting-started.md",
+    "docs/cheatsheet.md",
     "docs/cli.md",
     "docs/w-event.md",
     "docs/delayed.md",
@@ -42,6 +43,7 @@ PAGES = (
     "docs/howto/error-bars.md",
     "docs/howto/budget.md",
     "docs/howto/audit.md",
+    "docs/howto/product-metrics.md",
     "docs/howto/mechanism.md",
     "docs/howto/aggregate.md",
     "docs/howto/connector.md",
@@ -197,3 +199,22 @@ def test_the_pages_name_no_machine_and_no_registry():
     """The documents hold on any machine."""
     for page in PAGES:
         assert not re.search(r"https?://|/(home|tmp|w[o]rk|r[o]ot)/", (ROOT / page).read_text())
+
+
+def test_the_cheat_sheet_has_a_query_that_runs(tmp_path, capsys):
+    """Over files, by the commands that stand there; its warning is none."""
+    text = (ROOT / "docs" / "cheatsheet.md").read_text()
+    (sql,) = re.findall(r"```sql\n(.*?)```", text, re.DOTALL)
+    (tmp_path / "query.sql").write_text(sql)
+    lines = [f"u{n},/home,{n % 300},2026-03-02 10:00:00" for n in range(900)]
+    (tmp_path / "clicks.csv").write_text("\n".join(["user,page,seconds,at", *lines, ""]))
+    asked = re.findall(r"`dpstream ((?:check|explain|bounds|sql) [^`]*query\.sql[^`]*)`", text)
+    assert [words.split()[0] for words in asked] == ["check", "explain", "bounds", "sql"]
+    for words in asked:
+        here = words.replace("clicks.csv", f"{tmp_path}/clicks.csv")
+        here = here.replace("query.sql", f"{tmp_path}/query.sql")
+        here = here.replace("--state state", f"--state {tmp_path}/state")
+        with pytest.raises(SystemExit) as left:
+            main(here.split())
+        assert left.value.code in (0, None), capsys.readouterr().err
+    assert "/home" in capsys.readouterr().out

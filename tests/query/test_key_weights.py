@@ -149,9 +149,19 @@ def test_a_key_needs_the_pre_threshold_in_units():
         ({"strategy": "sqlp"}, "the strategy 'sqlp' counts units"),
         ({"keys": ["a", "b"], "grouping_sets": [["a", "b"], ["a"]]}, "several sets of keys"),
         ({"public_groups": ["x"]}, "all keys are public"),
+        (
+            {
+                "max_groups_contributed": "auto",
+                "time_column": "ts",
+                "window": dps.Tumble("1 day"),
+                "privacy_unit_period": "1 day",
+                "start": "2024-05-01",
+            },
+            "chosen for each period; give a number",
+        ),
     ],
 )
 def test_weights_are_for_keys_alone(facts, word):
     """Elsewhere they would change what is counted."""
     with pytest.raises(InvalidParameter, match=word):
-        query(max_groups_contributed=3, **facts)
+        query(**{"max_groups_contributed": 3} | facts)

@@ -326,7 +326,7 @@ def _counting_units(query: Query) -> Query:
         kept.append(CountUnits("units in a group"))
     known = {*(a.name for a in kept), "selection", "bias"}
     weights = tuple(pair for pair in query.weights if pair[0] in known)
-    return replace(query, aggregates=tuple(kept), weights=weights)
+    return replace(query, aggregates=tuple(kept), weights=weights, weighted_keys=False)
 
 
 def _clamped(query: Query) -> list[Sum]:
@@ -528,6 +528,7 @@ def _with_bounds(query: Query, groups: int, rows: int, clamps: Mapping[str, Clam
         query,
         aggregates=aggregates,
         max_groups_contributed=groups,
+        choose_groups=False,
         max_rows_per_group=rows,
         max_rows_contributed=None,
         max_dropped_rows=None,

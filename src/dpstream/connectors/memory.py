@@ -25,9 +25,19 @@ _WRITTEN = (str, Real, Decimal, np.bool_, date, time, UUID)
 
 
 def table_source(data: Any) -> TableSource | None:
-    """Arrow, what offers itself as an Arrow stream, a list of dicts; None for something else."""
+    """Arrow, what offers itself as an Arrow stream, dicts; None for something else.
+
+    A list of dicts has one for each row, a dict of lists one list for each column.
+    """
     if isinstance(data, list) and data and all(isinstance(row, Mapping) for row in data):
         return _source_of_records(data)
+    if isinstance(data, Mapping):
+        return _source_of_lists(data)
+    if hasattr(data, "to_frame") and not hasattr(data, "columns"):
+        raise InvalidInput(
+            "a source has columns with names, and this is one column alone; give a frame, such as "
+            "that of its to_frame()"
+        )
     if isinstance(data, pa.RecordBatch):
         return TableSource(pa.Table.from_batches([data]))
     if type(data).__module__.partition(".")[0] == "pandas":
@@ -137,6 +147,26 @@ def _source_of_records(rows: list[Mapping[str, Any]]) -> TableSource:
         columns[str(name)], unusable[str(name)] = _texts(name, values, missing)
     schema = pa.schema([(name, pa.string()) for name in columns])
     return TableSource(pa.table(columns, schema=schema), unusable=unusable, typed=False)
+
+
+def _source_of_lists(columns: Mapping[Any, Any]) -> TableSource:
+    """Columns by name, read as records are."""
+    lists = {str(name): values for name, values in columns.items()}
+    if not all(isinstance(values, list | tuple | np.ndarray) for values in lists.values()):
+        raise InvalidInput(
+            "a source that is a dict has a list of values for each column; for one row write a "
+            "list with that dict, for a frame the frame itself"
+        )
+    lengths = {name: len(values) for name, values in lists.items()}
+    if len({*lengths.values()}) != 1:
+        raise InvalidInput(
+            "the columns of a table must be of one length; got "
+            f"{', '.join(f'{name}: {length}' for name, length in lengths.items()) or 'none'}"
+        )
+    (count,) = {*lengths.values()}
+    return _source_of_records(
+        [{name: values[row] for name, values in lists.items()} for row in range(count)]
+    )
 
 
 def _texts(name: Any, values: Any, are_missing: Any) -> tuple[list[str | None], Cells]:

@@ -48,7 +48,7 @@ def read_whole(name: str, spec: Any, options: Mapping[str, Any] | None = None) -
     except (InvalidInput, InvalidParameter) as problem:
         raise type(problem)(f"the table {name!r}: {problem}") from None
     if not source.bounded or not source.replayable:
-        raise InvalidParameter(f"the table {name!r} must be one that ends; got {spec!r:.200}")
+        raise InvalidParameter(f"the table {name!r} must be one that ends, such as files")
     try:
         return _all_rows(name, source)
     finally:

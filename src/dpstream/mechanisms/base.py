@@ -32,7 +32,7 @@ def as_block(data: Any) -> Reals:
         row = next((i for i, width in enumerate(widths) if width != widths[0]), None)
         if row is not None:
             raise InvalidInput(
-                f"rows must all have {widths[0]} bins; row {row} is {data[row]!r}; "
+                f"rows must all have {widths[0]} bins; row {row} has {widths[row]}; "
                 "write 0 for a bin without events"
             )
     try:

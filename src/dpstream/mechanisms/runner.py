@@ -90,6 +90,11 @@ class Runner:
     or None for a book that this run does not share. `name`: what the ledger calls the run. `clock`
     says in words what one step is; it must be that of the dataset's book. `run_id` is for tests: a
     run id is otherwise minted, so that no two runs see the same noise.
+
+    >>> from dpstream.mechanisms import Sample
+    >>> runner = Runner(Sample(epsilon=1, window=2))
+    >>> [release.paid for count in (5, 7, 9) for release in runner.step([count])]
+    [True, False, True]
     """
 
     def __init__(

@@ -205,7 +205,11 @@ ErrorBar: TypeAlias = Literal["fixed", "per_row", "with_release"]
 
 @dataclass(frozen=True)
 class Count(Identified, identity="count", keys="name"):
-    """COUNT(*): rows per group."""
+    """COUNT(*): rows per group.
+
+    >>> Count("visits").name
+    'visits'
+    """
 
     name: str = "count"
     contribution_bounds_per_group: tuple[Amount, Amount] | None = field(
@@ -259,7 +263,11 @@ class Count(Identified, identity="count", keys="name"):
 
 @dataclass(frozen=True)
 class CountUnits(Count, identity="count_units"):
-    """COUNT(DISTINCT unit): units per group."""
+    """COUNT(DISTINCT unit): units per group.
+
+    >>> CountUnits("visitors").name
+    'visitors'
+    """
 
     name: str = "units"
     grows = False
@@ -276,6 +284,10 @@ class Sum(Identified, identity="sum", keys="name column lo hi quantum"):
 
     With `contribution_bounds_per_group` no row is clamped, and all rows count of a unit that is in
     a group, whatever `max_rows_per_group` is: what they add up to is clamped (`SumPerGroup`).
+
+    >>> spent = Sum("spent", column="price", contribution_bounds_per_row=(0, 50))
+    >>> float(spent.lo), float(spent.hi)
+    (0.0, 50.0)
     """
 
     name: str
@@ -383,7 +395,11 @@ class Sum(Identified, identity="sum", keys="name column lo hi quantum"):
 
 @dataclass(frozen=True)
 class Avg(Sum, identity="avg"):
-    """AVG of a column, each value clamped to its bounds first; NULL counts as the middle."""
+    """AVG of a column, each value clamped to its bounds first; NULL counts as the middle.
+
+    >>> Avg("seconds", column="seconds", contribution_bounds_per_row=(0, 300)).name
+    'seconds'
+    """
 
     grows = False
     error_bar: ClassVar[ErrorBar] = "per_row"
@@ -420,7 +436,11 @@ class Avg(Sum, identity="avg"):
 
 @dataclass(frozen=True)
 class AvgOfValues(Avg, identity="avg_of_values"):
-    """AVG of a column's values that are not NULL, each clamped to its bounds first."""
+    """AVG of a column's values that are not NULL, each clamped to its bounds first.
+
+    >>> AvgOfValues("seconds", column="seconds", contribution_bounds_per_row=(0, 300)).column
+    'seconds'
+    """
 
     bounds_all: ClassVar[bool] = False
 
@@ -431,7 +451,11 @@ class AvgOfValues(Avg, identity="avg_of_values"):
 
 @dataclass(frozen=True)
 class Variance(Avg, identity="variance"):
-    """VAR_POP of a column, each value clamped to its bounds first; NULL counts as the middle."""
+    """VAR_POP of a column, each value clamped to its bounds first; NULL counts as the middle.
+
+    >>> Variance("spread", column="seconds", contribution_bounds_per_row=(0, 300)).column
+    'seconds'
+    """
 
     error_bar: ClassVar[ErrorBar] = "with_release"
     bounds_all: ClassVar[bool] = False
@@ -478,7 +502,11 @@ class Variance(Avg, identity="variance"):
 
 @dataclass(frozen=True)
 class Stddev(Variance, identity="stddev"):
-    """STDDEV_POP of a column, each value clamped to its bounds first."""
+    """STDDEV_POP of a column, each value clamped to its bounds first.
+
+    >>> Stddev("spread", column="seconds", contribution_bounds_per_row=(0, 300)).column
+    'seconds'
+    """
 
     def answer(self, noisy: Sequence[Pair], nonnegative: bool) -> Pair:
         """The root of the variance; where that drowns in noise, so does this."""
@@ -580,6 +608,9 @@ class CountDistinct(Count, identity="count_distinct", keys="column most=max_valu
 
     The first `max_values_per_group` values of a unit in a group count, and stay. A value counts
     once in a group, from the first unit on that brings it. NULL is no value.
+
+    >>> CountDistinct("articles", column="article", max_values_per_group=5).max_values_per_group
+    5
     """
 
     name: str = "distinct"
@@ -615,6 +646,9 @@ class ApproxCountDistinct(CountDistinct, identity="approx_count_distinct", keys=
 
     It takes that much less memory. A unit brings its part of `max_values_per_group`, rounded up.
     What the sample leaves to chance is in the error bar.
+
+    >>> ApproxCountDistinct("articles", column="article", max_values_per_group=32).one_in
+    16
     """
 
     name: str = "approx_distinct"

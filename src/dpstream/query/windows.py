@@ -210,6 +210,9 @@ class Tumble(Identified, identity="tumble", keys="size"):
     """Windows of one size, side by side, from the query's start on.
 
     Whole days follow the calendar of the query's time zone.
+
+    >>> Tumble("1 hour").size // 10**6  # microseconds are what windows count in
+    3600
     """
 
     size: Any
@@ -254,6 +257,9 @@ class Hop(Tumble, identity="hop", keys="slide"):
     """Windows of one size, one every `slide`; a row is in size/slide of them.
 
     The first begins at the query's start, the last one holds its end: no window reaches beyond.
+
+    >>> Hop("1 hour", slide="10 minutes").cells
+    6
     """
 
     slide: Any = field(kw_only=True)
@@ -265,6 +271,9 @@ class Cumulate(Tumble, identity="cumulate", keys="step"):
     """Windows that grow by `step` up to `size`, then begin anew; a row is in those that follow it.
 
     Each is published from the end of the one before it on.
+
+    >>> Cumulate("1 day", step="1 hour").cells
+    24
     """
 
     step: Any = field(kw_only=True)

@@ -3,6 +3,7 @@
 from dpstream.engines.chunks import OperatorCounts
 from dpstream.engines.query_run import Run
 from dpstream.session.budget import refuse_early
+from dpstream.session.read_rows import read
 from dpstream.session.runs import Runs
 from dpstream.session.start import Feed, run, run_all
 from dpstream.session.whole_tables import Refreshed, with_tables
@@ -13,6 +14,7 @@ __all__ = [
     "Refreshed",
     "Run",
     "Runs",
+    "read",
     "refuse_early",
     "run",
     "run_all",

@@ -34,6 +34,13 @@ class Runs:
     A query that fails stops alone. It is in `failures` at once, and its error is raised when all
     others have come to their ends. `retry_delay` may say (error, how many times before) after how
     many seconds it is to be tried again; None: not at all.
+
+    >>> import dpstream as dps
+    >>> query = dps.Query(name="pages", privacy_unit_column="user", keys=["page"],
+    ...                   max_groups_contributed=1, epsilon=2, delta=1e-6)
+    >>> rows = [{"user": f"u{n}", "page": "/home"} for n in range(400)]
+    >>> dps.run_all([query], source=rows).collect()["pages"].table["page"].to_pylist()
+    ['/home']
     """
 
     def __init__(

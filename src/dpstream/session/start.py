@@ -11,6 +11,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
+import numpy as np
 import pyarrow as pa
 
 from dpstream.connectors.dead_letters import DeadLetters
@@ -69,7 +70,11 @@ SinkSpec: TypeAlias = "Sink | Place | Callable[..., None] | Sequence[SinkSpec]"
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Feed:
-    """What queries read together: a source, live or not, and files that came before it."""
+    """What queries read together: a source, live or not, and files that came before it.
+
+    >>> Feed(source="incoming/", live=True).live
+    True
+    """
 
     source: SourceSpec
     live: bool = False
@@ -174,6 +179,8 @@ def run(
         raise InvalidParameter("a run needs a source: files, a table, or '-' for standard input")
     folder = None if state is None else Path(state)
     query = with_tables(query, public=public, registry=registry, state=folder)
+    if not query.sources and _is_named(source):
+        (source,) = cast(Mapping[str, SourceSpec], source).values()
     if query.sources and not isinstance(source, Source):
         absolute = engine is not None
         how = Feed(source="", live=live, on_damage=on_damage, on_done=on_done)
@@ -281,6 +288,19 @@ def run_all(
     and `registry`: as in `run`; a table is read once for all.
 
     A query that fails stops alone: the others go on to their ends, and its error is raised then.
+
+    >>> import dpstream as dps
+    >>> queries = [
+    ...     dps.Query(name=name, privacy_unit_column="user", keys=keys, max_groups_contributed=1,
+    ...               epsilon=2, delta=1e-6)
+    ...     for name, keys in (("pages", ["page"]), ("everybody", []))
+    ... ]
+    >>> book = dps.Ledger()
+    >>> book.open("clicks", queries[0].promise(epsilon=4, delta=1e-5))
+    >>> rows = [{"user": f"u{n}", "page": "/home"} for n in range(400)]
+    >>> found = run_all(queries, source=rows, ledger=book, dataset="clicks").collect()
+    >>> {name: releases.table.num_rows for name, releases in found.items()}
+    {'pages': 1, 'everybody': 1}
     """
     _check_names({"state": state, "ledger": ledger, "secret": secret})
     sink = _with_output(sink, output)
@@ -531,6 +551,16 @@ def _absolute_paths(source: Any) -> Any:
     if isinstance(source, list | tuple):
         return [_absolute_paths(each) for each in source]
     return str(Path(source).absolute()) if _is_path(source) else source
+
+
+def _is_named(source: Any) -> bool:
+    """Is it one source under the name of its table, and no dict of columns?"""
+    if not isinstance(source, Mapping) or len(source) != 1:
+        return False
+    (only,) = source.values()
+    if isinstance(only, list):
+        return bool(only) and all(isinstance(row, Mapping) for row in only)
+    return not isinstance(only, tuple | np.ndarray)
 
 
 def _check_names(places: Mapping[str, Any]) -> None:

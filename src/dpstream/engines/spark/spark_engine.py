@@ -35,6 +35,10 @@ class SparkEngine:
     mounted everywhere, or an address such as `s3://bucket/folder`; default: in the run's state
     directory. `steps_at_once`: triggers of a bounded input that one job publishes. `batch_every`:
     how often a live stream is asked for rows.
+
+    >>> import dpstream as dps
+    >>> engine = dps.SparkEngine(dps.local_session())  # doctest: +SKIP
+    >>> dps.run(query, source="clicks/*.parquet", engine=engine)  # doctest: +SKIP
     """
 
     session: SparkSession
@@ -135,6 +139,9 @@ class SparkSink:
     formats are appended to; Delta Lake tells a release that comes again by the options `txnAppId`
     and `txnVersion`, which are set; with others a kill may leave a release twice: their readers
     tell it by its columns.
+
+    >>> SparkSink(format="delta", path="s3://bucket/releases").format
+    'delta'
     """
 
     format: str = "parquet"
@@ -216,6 +223,9 @@ def local_session(master: str | None = None, **settings: str) -> SparkSession:
     """The session of this process; if there is none, one at `master` (default: all cores here).
 
     Under `spark-submit` the master is the one that was submitted to. Executors use this Python.
+
+    >>> local_session("local[2]").version  # doctest: +SKIP
+    '4.1.0'
     """
     require_pyspark()
     require_java()

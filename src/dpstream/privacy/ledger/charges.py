@@ -46,6 +46,9 @@ class Terms:
     between the laws that are sampled in floats and the ideal ones; files and reports call them
     `tail` and `drift`. Both add up over all charges. `epsilon` is where the promise is read: a lost
     float mass counts e^epsilon times (`promises.with_lost_mass`).
+
+    >>> Terms(unit="w_event", total=Fraction(1), window=24).describe()
+    '...'
     """
 
     unit: Unit

@@ -99,7 +99,15 @@ def _done_anew(
 
 
 class Ledger:
-    """Books by dataset, and the runs charged to them, in a file or (path None) in memory."""
+    """Books by dataset, and the runs charged to them, in a file or (path None) in memory.
+
+    >>> import dpstream as dps
+    >>> book, sample = Ledger(), dps.mechanisms.Sample(epsilon=1, window=12)
+    >>> book.open("visits", sample.terms())
+    >>> series = dps.release(sample, [5, 7], ledger=book, dataset="visits")
+    >>> book.report()[0]["dataset"]
+    'visits'
+    """
 
     def __init__(
         self, path: str | LedgerPlace | None = None, *, backups: timedelta = BACKUPS
