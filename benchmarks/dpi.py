@@ -9,12 +9,24 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 from scipy.cluster.vq import kmeans2
 
+from benchmarks.dpi_findings import (
+    BOUNDED,
+    WIDE,
+    loss_rows,
+    parameter_rows,
+    spread_notes,
+    spread_rows,
+    spread_targets,
+    statistics_rows,
+    without_dummies,
+)
 from benchmarks.dpi_runs import (
     JUDGED,
     ROWS,
@@ -38,22 +50,18 @@ from dpstream.mechanisms.infinite.synopsis_pool import pool
 from dpstream.mechanisms.release import release
 from dpstream.records import Reals
 
-DUMMY_ROWS: Final = 1_000
-"""A tenth of a public guess of a slot's rows, where bins are few."""
-
 _PAPER: Final[dict[str, Any]] = {
     "pool": "multinomial",
     "series": "telescoping",
     "queries": (16, 4),
 }
-_BOUNDED: Final[dict[str, Any]] = {"rows_per_user": 1, "dummy_rows": DUMMY_ROWS}
 
 FORMS: Final[dict[str, dict[str, Any]]] = {
     "Algorithm 3, no row bound": _PAPER | {"allocation": "random"},
-    "Algorithm 3": _PAPER | _BOUNDED | {"allocation": "random"},
-    "Algorithm 4": _PAPER | _BOUNDED | {"allocation": "ranges"},
+    "Algorithm 3": _PAPER | BOUNDED | {"allocation": "random"},
+    "Algorithm 4": _PAPER | BOUNDED | {"allocation": "ranges"},
     "default, no row bound": {},
-    "default": _BOUNDED,
+    "default": BOUNDED,
 }
 """Parameters by name; a single query is added where every bin is asked for."""
 
@@ -64,7 +72,6 @@ TEN_TIMES_RARER: Final = math.log(10)
 TIME_EPSILON: Final = 2
 """Where errors over time are shown."""
 
-_WIDE: Final = 1_000  # bins, from which a stream is one of the large domains
 _TENTHS: Final = 10
 
 
@@ -75,6 +82,7 @@ class Plan:
     epsilons: tuple[float, ...]
     slots: int
     runs: int
+    seeds: int
     pool_size: int
     domains: tuple[int, ...]
     domain_slots: int
@@ -86,6 +94,7 @@ FULL: Final = Plan(
     epsilons=(0.1, 0.5, 1, 2, 5, 10),
     slots=3_000,
     runs=1,
+    seeds=25,
     pool_size=1_000,
     domains=(1_000, 10_000),
     domain_slots=300,
@@ -96,6 +105,7 @@ QUICK: Final = Plan(
     epsilons=(0.1, 2, 10),
     slots=150,
     runs=1,
+    seeds=3,
     pool_size=300,
     domains=(1_000,),
     domain_slots=30,
@@ -117,6 +127,18 @@ def measure(*, quick: bool, progress: Progress) -> Findings:
     parts += [
         (f"{one.name}, applications", _application(one, plan)) for one in found if plan is FULL
     ]
+    parts += [
+        (f"{one.name}, {plan.seeds} noise seeds", partial(_spread, one, plan, epsilons))
+        for streams_, epsilons in ((found, plan.epsilons), (wide, (0.5, 2, 10)))
+        for one in streams_
+    ]
+    parts += [
+        (f"{one.name}, parameters", partial(_parameters_of, one, plan))
+        for one in found[1:3]
+        if plan is FULL
+    ]
+    parts.append(("statistics by region", partial(_statistics, plan)))
+    parts.append(("what others lose", loss_rows))
     parts.append(("budgets for ever", lambda: budget_rows(plan.budget_slots)))
     parts.append(("learning rates", eta_rows))
     rows: list[Row] = []
@@ -144,6 +166,18 @@ def _application(stream: Stream, plan: Plan) -> Callable[[], list[Row]]:
     return lambda: application_rows(stream, runs=5, pool_size=plan.pool_size)
 
 
+def _spread(stream: Stream, plan: Plan, epsilons: Sequence[float]) -> list[Row]:
+    return list(spread_rows(stream, epsilons, runs=plan.seeds))
+
+
+def _parameters_of(stream: Stream, plan: Plan) -> list[Row]:
+    return list(parameter_rows(stream, epsilon=TIME_EPSILON, runs=5))
+
+
+def _statistics(plan: Plan) -> list[Row]:
+    return list(statistics_rows(plan.epsilons, runs=plan.seeds))
+
+
 def _wide(domain: int, slots: int) -> Stream:
     block = np.concatenate(list(gaussian_counts(slots, items=domain, mean=1_000)))
     return Stream(name=f"gaussian {domain:,}", source="generated", block=block)
@@ -168,9 +202,9 @@ def error_rows(stream: Stream, epsilon: float, *, runs: int, pool_size: int) -> 
             except BudgetExceeded:
                 refused += 1
                 continue
-            values = _undone(values, scaled)
+            values = without_dummies(values, scaled.get("dummy_rows", 0))
             figures.append(_figures(values, truth, rare))
-            if run == 0 and epsilon == TIME_EPSILON and bins < _WIDE:
+            if run == 0 and epsilon == TIME_EPSILON and bins < WIDE:
                 rows += time_rows(stream, epsilon, name, values, truth)
         rows.append(_row(stream, epsilon, name, slots, bins, figures) | {"refused": refused})
     even = np.broadcast_to(np.full(bins, 1 / bins), truth.shape)
@@ -200,7 +234,8 @@ def application_rows(stream: Stream, *, runs: int, pool_size: int) -> list[Row]:
         found = []
         for run in range(runs):
             noise = fixed_noise(f"dpi applied {stream.name} {name}", run)
-            values = _undone(release(mechanism, stream.block, **noise).values, scaled)
+            values = release(mechanism, stream.block, **noise).values
+            values = without_dummies(values, scaled.get("dummy_rows", 0))
             found.append([float(np.mean(a[b])) for a, b in _compared(_applied(values), wanted)])
         means = dict(zip(APPLIED, np.median(found, axis=0).tolist(), strict=True))
         about = {"part": "applied", "stream": stream.name, "epsilon": TIME_EPSILON, "form": name}
@@ -259,19 +294,9 @@ def _parameters(parameters: dict[str, Any], bins: int) -> dict[str, Any]:
     scaled = dict(parameters)
     if "queries" in scaled:
         scaled["queries"] = (bins, *scaled["queries"])
-    if "dummy_rows" in scaled and bins >= _WIDE:  # a thousand rows a bin
+    if "dummy_rows" in scaled and bins >= WIDE:  # a thousand rows a bin
         scaled["dummy_rows"] = 100 * bins
     return scaled
-
-
-def _undone(values: Reals, parameters: dict[str, Any]) -> Reals:
-    """Dummy rows taken out, by the public guess of a slot's rows (ten times as many)."""
-    dummy = parameters.get("dummy_rows", 0)
-    if not dummy:
-        return values
-    counts = answers.counts(values, 10 * dummy, dummy_rows=dummy)
-    shares: Reals = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1e-9)
-    return shares
 
 
 def _blind(bins: int, size: int, slots: int) -> Reals:
@@ -326,7 +351,7 @@ def targets(rows: Sequence[Row]) -> list[Row]:
     judged.append(target("the same in minutes of one core's time", processor, "<=", MINUTES))
     refused = sum(row.get("refused", 0) for row in rows)
     judged.append(target("runs that the ledger refused", float(refused), "==", 0))
-    return judged
+    return judged + spread_targets(rows)
 
 
 def notes(rows: Sequence[Row], *, quick: bool) -> list[str]:
@@ -342,7 +367,7 @@ def notes(rows: Sequence[Row], *, quick: bool) -> list[str]:
             f"{form}: closer (KL) than the uniform distribution in {len(better)} of {len(cells)} "
             f"cells{': ' + where if better else ''}"
         )
-    return found
+    return found + spread_notes(rows)
 
 
 def draw(figure: Any, rows: Sequence[Row]) -> None:

@@ -22,12 +22,16 @@ from tests.support.fixed import SECRET
 ERROR = 1e-6
 CAUGHT = {
     "dpi_charged_once": 400,
+    "dpi_gaps_of_data": 150,
     "dpi_rows_unbounded": 1_200,
     "noise_below_reach": 16_000,
     "bounded_before_join": 1_000,
     "registry_not_bounded": 1_000,
     "inner_rows_of_others": 1_000,
     "inner_rows_charged_once": 20_000,
+    "sessions_over_midnight": 4_000,
+    "cohorts_charged_once": 20_000,
+    "net_results_published_twice": 20_000,
     "debias_units_not_capped": 500,
     "debias_noise_for_one_row": 1_000,
     "sql_unit_enters_again": 16_000,
@@ -36,10 +40,14 @@ CAUGHT = {
 """Runs that show it, of each control."""
 SOUND = {
     "dpi": 1_200,
+    "dpi_adaptive": 1_200,
     "dpi_rows": 1_200,
     "latched_join": 1_000,
     "latched_registry": 1_000,
     "latched_inner_rows": 1_000,
+    "latched_sessions": 4_000,
+    "latched_cohorts": 20_000,
+    "latched_funnel": 20_000,
     "latched_debias_public_keys": 1_000,
     "sql_w_event": 16_000,
 }

@@ -40,7 +40,12 @@ CASES = {
         **_LATE, options=(("threshold", 4),), every=2
     ),
     "block_smoother": lambda m: m.BlockSmoother(**_LATE),
-    "dpi": lambda m: m.Dpi(epsilon=1, rows_per_user=1, dummy_rows=20, pool_size=60),
+    "dpi": lambda m: m.Dpi(
+        epsilon=1, rows_per_user=1, dummy_rows=20, pool_size=60, allocation="sparse",
+    ),
+    "dpi/adaptive": lambda m: m.Dpi(
+        epsilon=1000, rows_per_user=1, dummy_rows=2, pool_size=60, gap=2,
+    ),
     "dpi/ranges": lambda m: m.Dpi(
         epsilon=1, rows_per_user=1, dummy_rows=20, pool_size=60,
         allocation="ranges", series="telescoping", queries=(3,),

@@ -51,8 +51,8 @@ def test_the_public_range_lies_on_the_grid(range_, message):
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        ([[1, 2], [3]], r"row 1 is \[3\]"),
-        ([[1, 2], 3], "row 1 is 3"),
+        ([[1, 2], [3]], r"row 1 has 1"),
+        ([[1, 2], 3], "row 1 has 0"),
         ([1, 2, -3], "row 2, bin 0 is negative: -3"),
         ([1, 2.5], "row 1, bin 0 is not whole: 2.5"),
         ([1, float("nan")], "row 1, bin 0 is nan"),

@@ -12,7 +12,13 @@ import numpy as np
 import pytest
 
 import dpstream as dps
-from dpstream.mechanisms import BucOrder, BudgetAbsorption, BudgetDistribution, ContinGroup
+from dpstream.mechanisms import (
+    BucOrder,
+    BudgetAbsorption,
+    BudgetDistribution,
+    ContinGroup,
+    Naive,
+)
 from dpstream.mechanisms.delayed.discontin_group import DiscontinGroup
 from tests.support.fixed import SECRET
 
@@ -143,6 +149,42 @@ def test_groups_err_as_theorem_4_says(kind, epsilon, stream):
             bounds.append(noise + DELAY * missed**2)
 
     assert at_most(errors, bounds)
+
+
+def order_kept(gap, scale):
+    """The chance that two values `gap` apart keep their order under Laplace noise, exactly."""
+    u = np.asarray(gap) / scale
+    return 1 - (1 + u / 2) / 2 * np.exp(-u)
+
+
+def test_orders_are_kept_as_theorem_5_says_with_other_terms():
+    """Do the neighbours of a value, five on each side, stay its neighbours under the noise?
+
+    Even if no comparison errs, which is the theorem's other factor. Its proof takes the chance
+    of one pair for 1 - 3/4 e^(-a/scale), where the 3/4 is (1 + a/(2 scale))/2; the theorem then
+    has Delta/eps_p in the exponent, which is the scale, where 1/scale is meant. With both put
+    right, the product over the ranks of all pairs is a lower bound: the events go together.
+    """
+    gap, side, budget, rows = 5, 5, 40, 3_000
+    block = np.tile(gap * np.arange(2 * side), (rows, 1))
+    [series] = runs_of(Naive(epsilon=budget, lo=LO, hi=HI), block, 1)
+    left, right = series.values[:, :side], series.values[:, side:]
+    kept = (left.argmax(axis=1) == side - 1) & (right.argmin(axis=1) == 0)
+    pair = (right[:, 0] < right[:, 1]).mean()
+    scale = (HI - LO) / budget
+    sound = order_kept(gap * np.arange(1, side), scale).prod() ** 2
+    printed = (1 - 3 / 4 * math.exp(-gap * (HI - LO) / budget)) ** (2 * side)
+    by_chance = Z * 0.5 / math.sqrt(rows)
+
+    assert abs(pair - order_kept(gap, scale)) < by_chance
+    assert sound - by_chance < kept.mean() < sound + 0.1
+    assert printed > kept.mean() + 5 * by_chance  # 1.00 against 0.7
+
+
+def test_theorem_5_with_the_scale_in_its_place_is_no_lower_bound_either():
+    """Two values on each side, six scales apart: (1 - 3/4 e^-6)^4 is above what is true."""
+    assert (1 - 3 / 4 * math.exp(-6)) ** 4 > order_kept(6, 1) ** 2
+    assert (1 - 3 / 4 * math.exp(-1)) ** 4 < order_kept(1, 1) ** 2
 
 
 def buc_order_bound(epsilon_g, epsilon_p, buckets, constant):

@@ -29,6 +29,7 @@ from dpstream.audit.controls.broken_noise import (
 )
 from dpstream.audit.controls.published_mechanisms import (
     THETA,
+    DpiGapsOfData,
     DpiPublished,
     grouping_loss,
     path_loss,
@@ -336,6 +337,9 @@ class RunsFromRows:
 
 
 _LINEAR = HARD_DPI | {"error_bound": 0, "overfitting_bound": 2}  # a score that moves everywhere
+_ADAPTIVE = HARD_DPI | {
+    "allocation": "adaptive", "series": "level", "gap": 1, "publish": "synopsis"
+}  # fmt: skip
 _TWO_QUERIES = Dpi(epsilon=LARGE_EPSILON, queries=(2, (1, 0)), **HARD_DPI)
 
 
@@ -368,6 +372,12 @@ def mechanism_targets() -> Catalogue:
             "DPI with two queries: what was chosen steers the next draw.",
             SequentialRuns(mechanism=_TWO_QUERIES),
             dominating_user(),
+            **large,
+        ),
+        dpi_adaptive=target(
+            "DPI that publishes sooner where its releases moved: each draw, and when it was.",
+            SequentialRuns(mechanism=Dpi(epsilon=LARGE_EPSILON, **_ADAPTIVE)),
+            dominating_user(8),
             **large,
         ),
         dpi_rows=target(
@@ -545,6 +555,12 @@ def mechanism_controls() -> Catalogue:
             "DPI as printed, sampled: scores summed over 64 slots, charged as those of one.",
             SequentialRuns(mechanism=DpiPublished(epsilon=1, **sparse_dpi)),
             dominating_user(64),
+            runs=(150, 1_000),
+        ),
+        dpi_gaps_of_data=_control(
+            "DPI that publishes sooner where the counts moved: when it does tells of them.",
+            SequentialRuns(mechanism=DpiGapsOfData(epsilon=1, **_ADAPTIVE)),
+            dominating_user(8),
             runs=(150, 1_000),
         ),
         dpi_rows_unbounded=_control(

@@ -431,7 +431,11 @@ class Avg(Sum, identity="avg"):
 
 @dataclass(frozen=True)
 class AvgOfValues(Avg, identity="avg_of_values"):
-    """AVG of a column's values that are not NULL, each clamped to its bounds first."""
+    """AVG of a column's values that are not NULL, each clamped to its bounds first.
+
+    >>> AvgOfValues("seconds", column="seconds", contribution_bounds_per_row=(0, 300)).column
+    'seconds'
+    """
 
     bounds_all: ClassVar[bool] = False
 

@@ -10,6 +10,7 @@ from dpstream.errors import InvalidParameter
 from dpstream.mechanisms.infinite import budget_series as allocations
 from dpstream.mechanisms.infinite.budget_series import (
     ALLOCATIONS,
+    Adaptive,
     Dilogarithm,
     Nearest,
     Telescoping,
@@ -25,6 +26,7 @@ def picks(rule, slots):
     used, found = rule.start(), []
     for slot in range(1, slots + 1):
         used, term = rule.pick(used, slot)
+        used = rule.after(used, slot, moved=slot % 3 > 0) if term else used
         found.append(term)
     return found, used
 
@@ -95,6 +97,42 @@ def test_sparse_publishes_at_powers_of_four():
     }  # fmt: skip
 
 
+def published_at(rule, slots, moved):
+    """The slots that pay, if the release of slot t moved where `moved(t)` says so."""
+    used, paid = rule.start(), []
+    for slot in range(1, slots + 1):
+        used, term = rule.pick(used, slot)
+        if term:
+            assert term == len(paid) + 1
+            paid, used = [*paid, slot], rule.after(used, slot, moved=moved(slot))
+    return paid
+
+
+def test_gaps_grow_on_a_steady_stream_and_not_on_one_that_moves():
+    """Never below the gap that was asked for, nor below the slots so far over a third of n."""
+    steady = published_at(Adaptive(level=24, gap=8), 2000, lambda slot: False)
+    moving = published_at(Adaptive(level=24, gap=8), 2000, lambda slot: True)
+    turned = published_at(Adaptive(level=24, gap=8), 2000, lambda slot: slot > 600)
+
+    assert steady == [1, 9, 25, 57, 121, 249, 505, 1017]
+    assert moving[:4] == [1, 9, 17, 25]
+    assert np.diff(moving).tolist() == [max(8, slot // 8) for slot in moving[:-1]]
+    assert steady[:7] == turned[:7]
+    assert len(steady) < len(turned) < len(moving)
+
+
+def test_the_last_quarter_of_a_gap_counts():
+    """And always the slot itself."""
+    rule = Adaptive(level=24, gap=8)
+    used, heard = rule.start(), []
+    for slot in range(1, 60):
+        used, term = rule.pick(used, slot)
+        heard += [slot] * rule.listens(used, slot)
+        used = rule.after(used, slot, moved=False) if term else used
+
+    assert heard == [1, 8, 9, 22, 23, 24, 25, *range(50, 58)]
+
+
 def test_choices_are_public_and_the_same_again():
     """They depend on the seed alone."""
     one, again, other = (
@@ -114,5 +152,5 @@ def test_algorithm_3_runs_on_the_dilogarithm_too():
 
 def test_an_unknown_allocation_is_refused():
     """With the names that there are."""
-    with pytest.raises(InvalidParameter, match="one of sparse, random, ranges, in_order"):
+    with pytest.raises(InvalidParameter, match="one of adaptive, sparse, random, ranges, in_order"):
         allocation("uniform", series=SERIES, rate=F(1), seed=0)

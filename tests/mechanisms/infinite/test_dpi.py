@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import dpstream as dps
-from dpstream.audit.controls.published_mechanisms import DpiPublished
-from dpstream.audit.replay import record, replay
+from dpstream.audit.controls.published_mechanisms import DpiGapsOfData, DpiPublished
+from dpstream.audit.replay import Changed, record, replay
 from dpstream.errors import BudgetExceeded, InvalidInput, InvalidParameter, StateError
 from dpstream.mechanisms.infinite.dpi import SCORE, Dpi
 from dpstream.mechanisms.infinite.synopsis_pool import pool
@@ -44,6 +44,9 @@ def kind(call):
         {"allocation": "ranges"},
         {"allocation": "in_order"},
         {"allocation": "sparse"},
+        {"gap": 1},
+        {"gap": 2, "publish": "synopsis", "series": "telescoping"},
+        {"gap": 1, "queries": (8, 2), "half_life": 3},
         {"series": "dilogarithm", "decay_rate": 0.5, "allocation": "ranges"},
         {"queries": (8, 2), "allocation": "ranges"},
         {"half_life": 50, "queries": (8, 4, 2), "allocation": "in_order"},
@@ -101,6 +104,53 @@ def test_a_user_in_every_slot_moves_no_sum_by_more_than_is_declared(queries, hal
     assert 0 < result.loss <= 2
 
 
+ADAPTIVE = {**SMALL, "gap": 2, "series": "level"}
+
+
+@pytest.mark.parametrize(
+    "more", [{}, {"publish": "synopsis"}, {"queries": (8, 2)}, {"half_life": 3}], ids=str
+)
+@pytest.mark.parametrize("epsilon", [2, 400])
+def test_what_was_drawn_says_when_to_publish_next(more, epsilon):
+    """The same draws over a user's absence: the same questions at the same slots, within epsilon.
+
+    Slots that are not listened to are in no sum: a sum counts those that are.
+    """
+    mechanism = Dpi(epsilon=epsilon, **ADAPTIVE, **more)
+    block = np.concatenate([skewed(60, rows=6), skewed(60, rows=6)[:, ::-1]])
+    calls, _ = record(mechanism, block, secret=SECRET, run=RUN)
+    result = replay(mechanism, regular(block), calls, original=block)
+
+    assert result.violations == []
+    assert 0 < result.loss <= epsilon
+    assert len({call.step for call in calls}) > 5
+
+
+def test_gaps_that_follow_the_data_are_caught():
+    """Control: when to publish next is read off the exact counts."""
+    mechanism = DpiGapsOfData(epsilon=2, **ADAPTIVE)
+    block = np.full((30, 2), 5)
+    calls, _ = record(mechanism, block, secret=SECRET, run=RUN)
+
+    with pytest.raises(Changed):
+        replay(mechanism, regular(block), calls, original=block)
+
+
+def test_a_stream_that_turns_is_published_more_often_than_one_that_does_not():
+    """Read off the releases; and the one that turns is followed."""
+    facts = {"epsilon": 20, "rows_per_user": 1, "dummy_rows": 500, "pool_size": 400, "gap": 4}
+    steady = skewed(400, bins=16, rows=20_000)
+    turning = steady.copy()
+    for first in range(20, 400, 40):
+        turning[first : first + 20] = turning[first : first + 20, ::-1]
+    one, other = (
+        dps.release(Dpi(**facts), block, secret=SECRET, run_id=RUN) for block in (steady, turning)
+    )
+
+    assert sum(other.paid) > 1.5 * sum(one.paid)
+    assert np.abs(other.values[:100] - turning[:100] / 20_000).sum(axis=1).mean() < 0.4
+
+
 def test_the_printed_form_is_caught():
     """Control: drawn as if it were one score, the sum moves by more than declared."""
     mechanism = DpiPublished(epsilon=2, **EVERY)
@@ -125,7 +175,8 @@ def test_what_is_published_is_a_member_of_the_pool():
 
 def test_between_publications_the_last_one_is_held_and_nothing_is_charged():
     """Slots 1, 4, 16 of the sparse rule pay."""
-    runner = dps.Runner(Dpi(epsilon=1, **SMALL), secret=SECRET, run_id=RUN)
+    sparse = Dpi(epsilon=1, **SMALL, allocation="sparse")
+    runner = dps.Runner(sparse, secret=SECRET, run_id=RUN)
     releases = [r for batch in runner.feed(skewed(20)) for r in batch]
 
     assert [r.step for r in releases if r.paid] == [0, 3, 15]
@@ -228,6 +279,9 @@ def test_a_second_run_on_the_same_book_is_refused():
         ({"epsilon": 9, "series": "dilogarithm"}, "needs epsilon < 6.57974"),
         ({"queries": (1,)}, "at least 2"),
         ({"half_life": 0}, "half_life must be"),
+        ({"gap": 0}, "gap must be a whole number of at least 1"),
+        ({"publish": "mean"}, "publish must be one of posterior, synopsis"),
+        ({"publish": "posterior", "queries": (8, 2)}, "ask for one, or publish='synopsis'"),
     ],
 )
 def test_parameters_that_make_no_sense_are_refused(parameters, problem):

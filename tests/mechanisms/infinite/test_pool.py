@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+from scipy.special import gammaln
+from scipy.stats import binom
 
 from dpstream.errors import InvalidParameter
 from dpstream.mechanisms.infinite.budget_series import below, gammas, uniforms
@@ -13,6 +15,7 @@ from dpstream.mechanisms.infinite.synopsis_pool import (
     Pool,
     check_groups,
     groups_of,
+    multinomial,
     pool,
     quantise,
 )
@@ -141,3 +144,43 @@ def test_an_unknown_pool_or_size_is_refused():
         pool("sobol", bins=3, size=9, seed=0)
     with pytest.raises(InvalidParameter, match="2 to 16384 synopses"):
         workload("mixed", (), bins=3, size=20_000, seed=0)
+
+
+def exact_entropy(draws, cells):
+    """Of a multinomial law with equal cells, in nats: -ln n! + n ln k + k E[ln X!]."""
+    x = np.arange(draws + 1)
+    inside = binom(draws, 1 / cells).pmf(x) @ gammaln(x + 1)
+    return -gammaln(draws + 1) + draws * np.log(cells) + cells * inside
+
+
+def printed_entropy(draws, cells):
+    """Equation 13 of the paper, which Theorem C.2 compares a pool with."""
+    return (cells - 1) / 2 * np.log(2 * np.pi * draws * np.e) - cells / 2 * np.log(cells)
+
+
+@pytest.mark.parametrize("cells", [4, 20, 100])
+def test_theorem_c_2_says_the_entropy_of_a_synopsis(cells):
+    """Equation 13 nears the entropy of the law that synopses are thrown by as units become many."""
+    off = [abs(printed_entropy(n, cells) - exact_entropy(n, cells)) for n in (10**2, 10**3, 10**4)]
+
+    assert off[0] > off[1] > off[2]
+    assert off[2] < cells**2 / 10**4
+    assert abs(1.1 * printed_entropy(10**4, cells) - exact_entropy(10**4, cells)) > cells**2 / 10**4
+
+
+def test_synopses_of_the_paper_have_that_entropy():
+    """The mean of -ln P over 400 of them, within five standard errors (false alarm 6e-7)."""
+    cells, units = 20, 50
+    counts = np.array([np.rint(row * cells * units) for row in multinomial(cells, 400, 3, units)])
+    draws = cells * units
+    logs = gammaln(draws + 1) - gammaln(counts + 1).sum(axis=1) - draws * np.log(cells)
+    error = logs.std() / np.sqrt(len(logs))
+
+    assert abs(-logs.mean() - exact_entropy(draws, cells)) < 5 * error
+    assert abs(-logs.mean() - exact_entropy(draws // 2, cells)) > 5 * error
+
+
+def test_a_pool_cannot_be_as_varied_as_the_law_of_its_synopses():
+    """What the theorem leaves out: a pool of 1,000 has at most ln 1,000 nats, the law 366."""
+    assert exact_entropy(10_000, 100) == pytest.approx(366, abs=2)
+    assert np.log(1_000) < 0.02 * exact_entropy(10_000, 100)

@@ -22,6 +22,8 @@ ALL = [
     Telescoping(total=F("0.1")),
     Level(total=F(3)),
     Level(total=F(1), count=1),
+    Level(total=F(2), count=7, head=F(4, 5)),
+    Level.sized(total=F(1), change=F(1, 500), candidates=1000),
     Dilogarithm(total=F(1), change=F(2)),
     Dilogarithm(total=F("0.001"), change=F("0.01"), decay=F("0.3")),
     Dilogarithm(total=F(6), change=F(2), decay=F("0.9")),
@@ -40,8 +42,8 @@ class Basel:
 def tail(one, n):
     """A bound in closed form on the sum of the terms after the n-th."""
     if isinstance(one, Level):  # what is left of the equal terms, and the telescoped rest
-        equal = one.total * max(one.count - n, 0) / (2 * one.count)
-        return equal + one.total * one.count / (2 * max(n, one.count))
+        equal = one.total * one.head * max(one.count - n, 0) / one.count
+        return equal + one.total * (1 - one.head) * one.count / max(n, one.count)
     if isinstance(one, Dilogarithm):  # 1 / t^2 < 1 / (t - 1) - 1 / t
         return min(one.total, 2 * one.change / (one.decay * n)) if n else one.total
     return one.total / (n + 1)
@@ -138,5 +140,5 @@ def test_outside_its_range_the_inverse_is_refused_with_the_range():
 
 def test_an_unknown_series_is_refused():
     """With the names that there are."""
-    with pytest.raises(InvalidParameter, match="one of level, telescoping, dilogarithm"):
+    with pytest.raises(InvalidParameter, match="one of sized, level, telescoping, dilogarithm"):
         budget_series("geometric", total=F(1), change=F(1), decay=F(1))

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from dpstream.audit.replay import Recorder, drive, replay
 from dpstream.mechanisms.base import HistogramMechanism, Spender
-from dpstream.mechanisms.infinite.dpi import Dpi, Memory
+from dpstream.mechanisms.infinite.dpi import Dpi, DpiState, Memory
 from dpstream.mechanisms.parts.above_threshold import AboveThreshold
 from dpstream.mechanisms.parts.grouping import GRID, Grouping
 from dpstream.mechanisms.parts.publish_or_hold import distance
@@ -355,6 +355,26 @@ class DpiPublished(Dpi, identity="control/dpi"):
         self, scores: Memory, purpose: str, change: Fraction, epsilon: Fraction, spend: Spender
     ) -> int:
         return spend.choose(scores.sums, sensitivity=change, epsilon=epsilon, purpose=purpose)
+
+
+class DpiGapsOfData(Dpi, identity="control/dpi_gaps_of_data"):
+    """DPI that sees in the counts themselves whether the stream has moved.
+
+    What is wrong: when it publishes next, and pays, is then a function of exact counts. The ledger
+    cannot see it; the replay does, for the neighbour asks at other slots.
+    """
+
+    def step(self, state: DpiState, x: Integers, spend: Spender) -> tuple[DpiState, list[Release]]:
+        """As ever; then the next gap, from what the counts say."""
+        _, rule = self._plan(self._scoring.change(self.pdf_change, len(x)))
+        before = rule.start() if state.allocation is None else state.allocation
+        state, releases = super().step(state, x, spend)
+        used, term = rule.pick(before, spend.step + 1)
+        if term:
+            moved = bool(2 * x[0] > x.sum())
+            after = rule.after(used, spend.step + 1, moved=moved)
+            state = replace(state, allocation=after)
+        return state, releases
 
 
 def path_loss(budgets: Sequence[float], *, printed: bool) -> float:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 from scipy.optimize import brentq
@@ -86,7 +86,7 @@ class Telescoping:
 
 @dataclass(frozen=True, kw_only=True)
 class Level:
-    """Half of epsilon in `count` equal terms, the other half telescoping after them.
+    """A part of epsilon, `head`, in `count` equal terms, the rest telescoping after them.
 
     A slot that can tell synopses apart needs a budget of some size; a series that falls from the
     start has it once.
@@ -98,17 +98,40 @@ class Level:
 
     total: Fraction
     count: int = 6
+    head: Fraction = Fraction(1, 2)
+
+    @classmethod
+    def sized(cls, *, total: Fraction, change: Fraction, candidates: int) -> Level:
+        """As many equal terms as can each choose among so many candidates, 3 to 24 of them.
+
+        A term e draws a candidate that scores a less with e^(-e a / (2 change)) of the weight.
+        Against that stand `candidates` others: scores that differ by 1/2 are told apart if
+        e / (4 change) is the logarithm of their number.
+
+        >>> [Level.sized(total=Fraction(n), change=Fraction(1, 50), candidates=9).count for n in
+        ...  (1, 2, 9)]
+        [9, 18, 24]
+        """
+        head = Fraction(4, 5)
+        enough = 4 * float(change) * math.log(candidates)
+        count = min(max(int(float(head * total) / enough), _FEWEST_TERMS), _MOST_TERMS)
+        return cls(total=total, count=count, head=head)
 
     def term(self, i: int) -> Fraction:
         """Equal, then falling like 1 / i^2."""
         if i <= self.count:
-            return self.total / (2 * self.count)
-        return self.total * self.count / (2 * i * (i - 1))
+            return self.total * self.head / self.count
+        return self.total * (1 - self.head) * self.count / (i * (i - 1))
 
     def about(self, i: int) -> float:
         """Divided as a float."""
-        scale = float(self.total * self.count / 2)
-        return scale / (i * (i - 1) if i > self.count else self.count**2)
+        if i <= self.count:
+            return float(self.total * self.head / self.count)
+        return float(self.total * (1 - self.head) * self.count) / (i * (i - 1))
+
+
+_FEWEST_TERMS: Final = 3
+_MOST_TERMS: Final = 24
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,9 +181,12 @@ class Dilogarithm:
 BudgetSeries = Telescoping | Level | Dilogarithm
 
 
-def budget_series(name: str, *, total: Fraction, change: Fraction, decay: Fraction) -> BudgetSeries:
-    """The series of this name."""
+def budget_series(
+    name: str, *, total: Fraction, change: Fraction, decay: Fraction, candidates: int = 2
+) -> BudgetSeries:
+    """The series of this name; `candidates`: among how many a draw chooses."""
     by_name: dict[str, Callable[[], BudgetSeries]] = {
+        "sized": lambda: Level.sized(total=total, change=change, candidates=candidates),
         "level": lambda: Level(total=total),
         "telescoping": lambda: Telescoping(total=total),
         "dilogarithm": lambda: Dilogarithm(total=total, change=change, decay=decay),
@@ -218,11 +244,14 @@ LARGE, MEDIUM = 10, 1000
 
 
 class Allocation(ABC):
-    """A public rule that gives every slot a term of the series, or none; each term at most once.
+    """A rule that gives every slot a term of the series, or none; each term at most once.
 
     Whatever the order, the sum of distinct terms is at most the series' total, for ever. A rule
-    reads no data; its random choices are public numbers.
+    reads no data; its random choices are public numbers, and `Adaptive` follows what was published.
     """
+
+    restarts: ClassVar[bool] = False
+    """Are the slots before a publication forgotten after it?"""
 
     def start(self) -> Any:
         """What is remembered before the first slot; by default nothing."""
@@ -231,6 +260,14 @@ class Allocation(ABC):
     @abstractmethod
     def pick(self, used: Any, slot: int) -> tuple[Any, int]:
         """The term of slot 1, 2, ... (0: none, the slot is free), and what to remember."""
+
+    def listens(self, used: Any, slot: int) -> bool:
+        """Does the slot count for the next publication? By default every slot does."""
+        return True
+
+    def after(self, used: Any, slot: int, *, moved: bool) -> Any:
+        """What to remember after `slot` was published; `moved`: unlike the one before."""
+        return used
 
 
 class InOrder(Allocation):
@@ -248,6 +285,58 @@ class Sparse(Allocation):
         """Powers of four publish; the others hold."""
         power = slot.bit_length() - 1
         return None, power // 2 + 1 if slot == 1 << power and power % 2 == 0 else 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adaptive(Allocation):
+    """Terms in order; the next one later where releases stay alike, sooner where they move.
+
+    A gap doubles after a release like the one before, and halves after another one. It is never
+    below `gap`, nor below 3 / `level` of the slots so far, so that `level` equal terms last while a
+    stream grows e^3 times as long. Of a gap's slots only the last quarter counts: what came before
+    is further away than what is to come.
+
+    >>> rule = Adaptive(level=6, gap=4)
+    >>> used, paid = rule.start(), []
+    >>> for slot in range(1, 100):
+    ...     used, term = rule.pick(used, slot)
+    ...     if term:
+    ...         paid, used = [*paid, slot], rule.after(used, slot, moved=slot > 30)
+    >>> paid
+    [1, 5, 13, 29, 61, 92]
+    """
+
+    restarts: ClassVar[bool] = True
+    level: int
+    gap: int
+
+    def start(self) -> tuple[int, int, int, int]:
+        """Terms used, the next slot that pays, the gap before it, the first slot that counts."""
+        return 0, 1, self.gap, 1
+
+    def pick(
+        self, used: tuple[int, int, int, int], slot: int
+    ) -> tuple[tuple[int, int, int, int], int]:
+        """The next term if the slot's time has come."""
+        terms, due, gap, heard = used
+        if slot < due:
+            return used, 0
+        return (terms + 1, due, gap, heard), terms + 1
+
+    def listens(self, used: tuple[int, int, int, int], slot: int) -> bool:
+        """The last quarter of a gap."""
+        return slot >= used[3]
+
+    def after(
+        self, used: tuple[int, int, int, int], slot: int, *, moved: bool
+    ) -> tuple[int, int, int, int]:
+        """When to publish next."""
+        terms, _, gap, _ = used
+        if terms > 1:
+            gap = max(gap // 2, self.gap) if moved else min(2 * gap, _LAST >> 1)
+        wait = max(gap, 3 * slot // self.level)
+        due = slot + wait
+        return terms, due, gap, due - max(wait // 4, 1) + 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -309,18 +398,26 @@ class Ranges(Allocation):
         return (large, medium, small), term
 
 
-ALLOCATIONS: Final[dict[str, Callable[[BudgetSeries, float, int], Allocation]]] = {
-    "sparse": lambda series, rate, seed: Sparse(),
-    "random": lambda series, rate, seed: Nearest(series=series, rate=rate, seed=seed),
-    "ranges": lambda series, rate, seed: Ranges(seed=seed),
-    "in_order": lambda series, rate, seed: InOrder(),
+ALLOCATIONS: Final[dict[str, Callable[[BudgetSeries, float, int, int], Allocation]]] = {
+    "adaptive": lambda series, rate, seed, gap: Adaptive(level=_level_terms(series), gap=gap),
+    "sparse": lambda series, rate, seed, gap: Sparse(),
+    "random": lambda series, rate, seed, gap: Nearest(series=series, rate=rate, seed=seed),
+    "ranges": lambda series, rate, seed, gap: Ranges(seed=seed),
+    "in_order": lambda series, rate, seed, gap: InOrder(),
 }
 
 
-def allocation(name: str, *, series: BudgetSeries, rate: Fraction, seed: int) -> Allocation:
+def _level_terms(series: BudgetSeries) -> int:
+    """How many terms a stream is to be spread over, before they fall."""
+    return series.count if isinstance(series, Level) else _FEWEST_TERMS
+
+
+def allocation(
+    name: str, *, series: BudgetSeries, rate: Fraction, seed: int, gap: int = 32
+) -> Allocation:
     """The rule of this name; `random` is Algorithm 3, `ranges` Algorithm 4."""
     check_choice(name, "allocation", ALLOCATIONS)
-    return ALLOCATIONS[name](series, float(rate), seed)
+    return ALLOCATIONS[name](series, float(rate), seed, gap)
 
 
 def _use_term(runs: Integers, term: int) -> Integers:

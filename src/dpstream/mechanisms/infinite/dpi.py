@@ -22,6 +22,7 @@ from dpstream.mechanisms.infinite.budget_series import (
     allocation,
     budget_series,
 )
+from dpstream.mechanisms.infinite.posterior import Posterior
 from dpstream.mechanisms.infinite.synopsis_pool import (
     GRID,
     POOLS,
@@ -135,6 +136,12 @@ def compress_sensitivity(counts: Integers, *, dummy_rows: int) -> Naturals:
     return np.floor(shares * GRID).astype(np.uint32)
 
 
+@lru_cache(maxsize=2)
+def posterior_over(synopses: Pool, scoring: Scoring) -> Posterior:
+    """What draws say of a pool's members; made once and kept, for it is large."""
+    return Posterior(pool=synopses, score=lambda errors: scoring.of(errors) / SCORE)
+
+
 @storable("dpi memory")
 @dataclass(frozen=True, kw_only=True)
 class Memory:
@@ -166,17 +173,24 @@ class DpiState:
     synopsis: int = -1
     query: int = 0
     allocation: Any = None
+    likely: Reals = field(default_factory=lambda: np.zeros(0))
+    """What the draws say of each synopsis, where the posterior mean is published."""
+    values: Reals = field(default_factory=lambda: np.zeros(0))
+    """What was published last."""
 
 
 _KEYS = """
     epsilon rows_per_user dummy_rows pool pool_size allocation series queries
-    error_bound overfitting_bound decay_rate rate half_life seed
+    error_bound overfitting_bound decay_rate rate half_life seed publish gap
 """
+_GAP: Final = 32
+PUBLISHED: Final = ("posterior", "synopsis")
+_MOVED: Final = 0.15  # L1 distance of two releases from which the stream is taken to move
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dpi(MechanismBase, identity="dpi", keys=_KEYS):
-    """Publish one distribution a slot, sampled from a pool that was made without data.
+    """Publish one distribution a slot, learnt by draws from a pool that was made without data.
 
     Guarantee: epsilon-DP for all rows of a user over the whole stream: the budgets of all slots
         together, for ever, are at most `epsilon`.
@@ -189,15 +203,17 @@ class Dpi(MechanismBase, identity="dpi", keys=_KEYS):
     A step's input is the count of every bin of a public domain; what is published is a
     distribution over the bins. `rows_per_user` and `dummy_rows` bound what a user can change:
     without them little can be learnt. `pool`, `pool_size`, `seed`: which synopses; `allocation`,
-    `series`, `rate`, `decay_rate`: how the budget is spread over the slots (`random` is the
-    paper's Algorithm 3 with Lambda = `rate`, `ranges` its Algorithm 4); `error_bound` (lambda)
-    and `overfitting_bound` (mu): errors that count as none, and the span to the worst;
-    `queries`: groupings of the bins to answer, by default every bin by itself; with several of
-    them half of each slot's budget chooses among them; `half_life`: slots after which the past
-    counts half, by default never.
+    `series`, `gap`, `rate`, `decay_rate`: how the budget is spread over the slots (`adaptive`
+    publishes at gaps of at least `gap` slots, more often where releases move; `random` is the
+    paper's Algorithm 3 with Lambda = `rate`, `ranges` its Algorithm 4); `publish`: what the draws
+    so far say of the distribution ("posterior") or the synopsis that was drawn last, as in the
+    paper ("synopsis"); `error_bound` (lambda) and `overfitting_bound` (mu): errors that count as
+    none, and the span to the worst; `queries`: groupings of the bins to answer, by default every
+    bin by itself; with several of them half of each slot's budget chooses among them;
+    `half_life`: slots after which the past counts half, by default never.
 
     >>> from dpstream import release
-    >>> dpi = Dpi(epsilon=1, rows_per_user=1, dummy_rows=50, pool_size=200)
+    >>> dpi = Dpi(epsilon=1, rows_per_user=1, dummy_rows=50, pool_size=200, gap=3)
     >>> series = release(dpi, [[900, 50, 50]] * 5, secret=bytes(32))
     >>> series.paid, bool((abs(series.values.sum(axis=1) - 1) < 1e-12).all())
     ([True, False, False, True, False], True)
@@ -209,8 +225,8 @@ class Dpi(MechanismBase, identity="dpi", keys=_KEYS):
     dummy_rows: int = 0
     pool: str = "mixed"
     pool_size: int = 1000
-    allocation: str = "sparse"
-    series: str = "level"
+    allocation: str = "adaptive"
+    series: str | None = None
     queries: Sequence[Grouping] = ()
     error_bound: Amount = 0
     overfitting_bound: Amount = 2
@@ -218,12 +234,21 @@ class Dpi(MechanismBase, identity="dpi", keys=_KEYS):
     rate: Amount = 10**8
     half_life: int | None = None
     seed: int = 0
+    publish: str | None = None
+    gap: int = _GAP
 
     def __post_init__(self) -> None:
         for name in ("epsilon", "overfitting_bound", "decay_rate", "rate"):
             object.__setattr__(self, name, positive(getattr(self, name), name))
         object.__setattr__(self, "error_bound", exact(self.error_bound, "error_bound"))
-        least = {"rows_per_user": 1, "half_life": 1, "dummy_rows": 0, "pool_size": 2, "seed": 0}
+        least = {
+            "rows_per_user": 1,
+            "half_life": 1,
+            "dummy_rows": 0,
+            "pool_size": 2,
+            "seed": 0,
+            "gap": 1,
+        }
         for name, at_least in least.items():
             if getattr(self, name) is not None:
                 number = whole(getattr(self, name), name, at_least=at_least)
@@ -235,7 +260,24 @@ class Dpi(MechanismBase, identity="dpi", keys=_KEYS):
             )
         check_choice(self.pool, "pool", POOLS)
         object.__setattr__(self, "queries", check_groups(self.queries))
+        if self.series is None:
+            usual = "sized" if self.allocation == "adaptive" else "level"
+            object.__setattr__(self, "series", usual)
+        if self.publish is None:
+            object.__setattr__(self, "publish", self._usually_published)
+        check_choice(str(self.publish), "publish", PUBLISHED)
+        if self.publish == "posterior" and len(self.queries) > 1:
+            raise InvalidParameter(
+                f"publish='posterior' follows draws for one query; got {len(self.queries)} queries;"
+                " ask for one, or publish='synopsis'"
+            )
         self._plan(self._scoring.change(self.pdf_change, 2))
+
+    @property
+    def _usually_published(self) -> str:
+        """A draw for one of several queries says little of the bins."""
+        adaptive = self.allocation == "adaptive" and len(self.queries) <= 1
+        return "posterior" if adaptive else "synopsis"
 
     @cached_property
     def pdf_change(self) -> Fraction:
@@ -253,15 +295,31 @@ class Dpi(MechanismBase, identity="dpi", keys=_KEYS):
         """The series of budgets and who gets which, for scores that move by `change`."""
         if change not in self._plans:
             total, decay = Fraction(self.epsilon), Fraction(self.decay_rate)
-            terms = budget_series(self.series, total=total, change=change / SCORE, decay=decay)
-            rate = Fraction(self.rate)
-            rule = allocation(self.allocation, series=terms, rate=rate, seed=self.seed)
+            terms = budget_series(
+                str(self.series),
+                total=total,
+                change=change / SCORE,
+                decay=decay,
+                candidates=self.pool_size,
+            )
+            rule = allocation(
+                self.allocation,
+                series=terms,
+                rate=Fraction(self.rate),
+                seed=self.seed,
+                gap=self.gap,
+            )
             self._plans[change] = terms, rule
         return self._plans[change]
 
     @cached_property
     def _plans(self) -> dict[Fraction, tuple[BudgetSeries, Allocation]]:
         return {}
+
+    def written(self) -> dict[str, Any]:
+        """Parameters that came later have a key only where they differ from what is usual."""
+        usual = {"publish": self._usually_published, "gap": _GAP}
+        return {k: v for k, v in super().written().items() if k not in usual or v != usual[k]}
 
     def terms(self) -> Terms:
         """All rows of a user, for ever."""
@@ -287,6 +345,7 @@ class Dpi(MechanismBase, identity="dpi", keys=_KEYS):
         change = self._scoring.change(self.pdf_change, len(x))
         terms, rule = self._plan(change)
         state = self._begin(state, work, rule)
+        before = self._values(state, work)
         used, term = rule.pick(state.allocation, spend.step + 1)
         draws = 1 if len(work.queries) == 1 else 2
         name = work.pool.digest[:8]  # were the pool another one, the same noise must not serve it
@@ -295,15 +354,44 @@ class Dpi(MechanismBase, identity="dpi", keys=_KEYS):
             query = self._choose(state.queries, f"query {name}", change, share, spend)
             state = replace(state, query=query)
         probabilities = compress_sensitivity(x, dummy_rows=self.dummy_rows)
-        scores = self._scoring.of(work.errors(probabilities, state.query))
-        state = replace(state, synopses=state.synopses.add(scores), allocation=used)
+        if rule.listens(used, spend.step + 1):
+            scores = self._scoring.of(work.errors(probabilities, state.query))
+            state = replace(state, synopses=state.synopses.add(scores))
+        state = replace(state, allocation=used)
         if share:
             chosen = self._choose(state.synopses, f"synopsis {name}", change, share, spend)
-            state = replace(state, synopsis=chosen)
+            state = self._learn(replace(state, synopsis=chosen), work, float(share / change))
+        if term:
+            moved = self._moved(before, self._values(state, work))
+            follow = rule.after(used, spend.step + 1, moved=moved)
+            kept = Memory(sums=np.zeros_like(state.synopses.sums))
+            synopses = kept if rule.restarts else state.synopses
+            state = replace(state, allocation=follow, synopses=synopses)
         state = self._boost(state, work, probabilities, spend.step + 1)
-        values = work.pool.pdf(state.synopsis) if state.synopsis >= 0 else even(len(x))
-        release = Release(step=spend.step, values=values, paid=bool(share), held=not share)
+        release = Release(
+            step=spend.step, values=self._values(state, work), paid=bool(share), held=not share
+        )
         return state, [release]
+
+    def _learn(self, state: DpiState, work: Workload, strength: float) -> DpiState:
+        """What the synopsis that was just drawn adds to what is known."""
+        if self.publish != "posterior":
+            return state
+        posterior = posterior_over(work.pool, self._scoring)
+        known = state.likely if len(state.likely) else posterior.start()
+        known = posterior.update(known, state.synopsis, strength * SCORE / 2)
+        return replace(state, likely=known, values=posterior.mean(known))
+
+    def _values(self, state: DpiState, work: Workload) -> Reals:
+        """What is published: a function of what was drawn."""
+        if len(state.values):
+            return state.values
+        bins = work.pool.units.shape[1]
+        return work.pool.pdf(state.synopsis) if state.synopsis >= 0 else even(bins)
+
+    def _moved(self, before: Reals, after: Reals) -> bool:
+        """Does a release differ from the one before by more than two draws of one stream do?"""
+        return bool(np.abs(before - after).sum() > _MOVED)
 
     def _choose(
         self, scores: Memory, purpose: str, change: Fraction, epsilon: Fraction, spend: Spender
