@@ -269,6 +269,21 @@ def test_proposals_can_be_pasted():
     assert (same.aggregates[0].lo, same.aggregates[0].hi) == found.clamps["amount"]
 
 
+@pytest.mark.parametrize("sets", [[[], ["item", "at"], ["item"]], [["item"], ["at"]]])
+def test_sets_of_keys_that_are_found(sets):
+    """Noise and threshold are those of the set with most keys, wherever it stands."""
+    asked = asked_of(keys=["item", "at"], grouping_sets=sets)
+    found = dps.bounds(asked, orders(), public=True)
+    choice = next(c for c in found.trade_off if c.groups == found.max_groups_contributed)
+    window = plan_query(found.bounded_query).window(1)
+    largest = max(range(len(sets)), key=lambda at: len(sets[at]))
+    measures = found.bounded_query.measures_of["count"]
+    row = window.measures * largest + found.bounded_query.measures.index(measures[0])
+
+    assert choice.threshold == window.thresholds[largest, -1]
+    assert math.isclose(choice.noise, window.stddevs[row, -1], rel_tol=1e-6)
+
+
 @pytest.mark.parametrize(
     "options", [{}, {"public": True, "epsilon": 1}, {"epsilon": 1, "sample": 0}]
 )

@@ -491,12 +491,17 @@ class _Log:
 
 
 class _Noise:
-    """The noise of a query for bounds of all kinds: it goes with sensitivities."""
+    """The noise of a query for bounds of all kinds: it goes with sensitivities.
+
+    Of several sets of keys it is that of the one with most keys, whose groups are the smallest.
+    """
 
     def __init__(self, query: Query) -> None:
         self.query, windows = query, query.schedule.windows
         seen = range(min(windows or 48, 48))
         self.releases = max([query.schedule.releases(window) for window in seen] + [1])
+        sizes = [len(names) for names in query.grouping_sets] or [0]
+        self._set = sizes.index(max(sizes))
 
     @lru_cache(maxsize=4096)  # noqa: B019 - it lives as long as a question
     def _window(self, groups: int, rows: int) -> Any:
@@ -506,14 +511,16 @@ class _Noise:
     def threshold(self, groups: int, rows: int) -> tuple[int, int]:
         """(noisy units that show a key in a window's last table, pre-threshold)."""
         _, window = self._window(groups, min(rows, 2))
-        return int(window.thresholds[-1]), int(window.pre_threshold)
+        thresholds = np.atleast_2d(window.thresholds)[self._set]
+        return int(thresholds[-1]), int(window.pre_threshold)
 
     def spreads(self, aggregate: Aggregate, groups: int, rows: int) -> list[float]:
         """Standard deviations of its measures; values with clamps of the query."""
         query, window = self._window(groups, min(rows, 2))
         found = []
         for measure in query.measures_of[aggregate.name]:
-            steps = float(window.stddevs[query.measures.index(measure), -1])
+            row = self._set * len(query.measures) + query.measures.index(measure)
+            steps = float(window.stddevs[row, -1])
             more = 1 if measure.kind in ("units", "round") else rows / min(rows, 2)
             found.append(steps * float(measure.quantum) * more)
         return found
