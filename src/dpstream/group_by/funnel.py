@@ -87,8 +87,7 @@ class FunnelRows:
             groups = numbered_pairs(units, HashTable().rows(np.ascontiguousarray(rows.groups)))
         first = first_places(groups)
         counted = np.arange(len(groups))
-        again = step is not None and self.grows
-        if again:  # the others have what they had
+        if step is not None and self.grows:  # the others have what they had
             moved = np.zeros(len(first), bool)
             moved[groups[rows.steps == step]] = True
             counted = np.flatnonzero(moved[groups])
@@ -97,7 +96,7 @@ class FunnelRows:
         order = np.lexsort((which, times, groups[counted]))
         path = [groups[counted][order], times[order], which[order]]
         reached, before = self._levels(path, len(first)), np.zeros(len(first), np.int64)
-        if again:
+        if step is not None and self.grows:
             known = rows.steps[counted][order] < step
             before = self._levels([column[known] for column in path], len(first))
         new = reached - before
@@ -116,9 +115,10 @@ class FunnelRows:
     def _levels(self, path: list[Integers], size: int) -> Integers:
         """By group: the step reached with rows in the order of groups and times: these, and what
         the rows are."""
+        groups, times, which = path
         within = _EVER if self.within is None else self.within
         reached: Integers = np.zeros(size, np.int64)
-        return _reach(*path, len(self.steps), within, self.strict, reached)
+        return _reach(groups, times, which, len(self.steps), within, self.strict, reached)
 
 
 @compiled
