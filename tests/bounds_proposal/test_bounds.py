@@ -456,3 +456,23 @@ def test_joined_and_united_rows_are_measured_after_the_join(tmp_path, capsys, mo
         dps.bounds(dps.sql(both, max_groups_contributed=1), {"a": rows}, public=True)
     with pytest.raises(InvalidParameter, match="'pages' is joined, and it is not declared"):
         dps.bounds(dps.sql(text, max_groups_contributed=1), rows, public=True)
+
+
+def test_bounds_of_pairs_and_of_keys_alone_are_proposed():
+    """Pairs of columns keep their clamps and count as rows; weighted keys as units."""
+    rng = np.random.default_rng(3)
+    user, key = rng.integers(0, 900, 3000), rng.integers(0, 5, 3000)
+    table = pa.table({"user": user, "key": key, "x": rng.uniform(0, 9, 3000)})
+    common = {"privacy_unit_column": "user", "keys": ["key"], "epsilon": 1, "delta": 1e-9}
+    common["max_groups_contributed"] = 4
+    about = {"columns": ("x", "x"), "contribution_bounds_per_row": ((0, 9), (0, 9))}
+    pairs = dps.bounds(
+        dps.Query(**common, aggregates=[dps.Correlation("r", **about)]), source=table, public=True
+    )
+    keys = dps.bounds(
+        dps.Query(**common, aggregates=[], weighted_keys=True), source=table, public=True
+    )
+    assert pairs.clamps == keys.clamps == {}
+    assert {each.aggregate for each in pairs.expected} == {"r"}
+    assert min(each.noise for each in pairs.expected) < 0.1
+    assert pairs.max_groups_contributed > 1 < keys.max_groups_contributed

@@ -49,7 +49,7 @@ from dpstream.privacy.state.durable_files import make_directory
 from dpstream.privacy.state.identity import canonical, readable
 from dpstream.privacy.state.run_directory import GivenLedger, read_about
 from dpstream.privacy.state.secret import secret_path
-from dpstream.query.aggregates import Aggregate, Count, CountUnits, Sum
+from dpstream.query.aggregates import Aggregate, Count, CountUnits, OfPairs, Sum
 from dpstream.query.noise_plan import plan_query
 from dpstream.query.public_tables import missing_table
 from dpstream.query.query import Query
@@ -319,14 +319,18 @@ def _counting_units(query: Query) -> Query:
     """The query with one count of units for all that is bounded per unit and group.
 
     Such bounds stay as they are: what is chosen is in how many groups a unit is. A query for keys
-    alone counts units, too.
+    alone counts units, too. Of pairs of columns, whose clamps stay, pairs are counted.
     """
-    kept = [a for a in query.aggregates if not any(m.per_unit for m in a.measures(True))]
+    kept: list[Aggregate] = [
+        Count(a.name) if isinstance(a, OfPairs) else a
+        for a in query.aggregates
+        if not any(m.per_unit for m in a.measures(True))
+    ]
     if len(kept) < len(query.aggregates) or not kept:
         kept.append(CountUnits("units in a group"))
     known = {*(a.name for a in kept), "selection", "bias"}
     weights = tuple(pair for pair in query.weights if pair[0] in known)
-    return replace(query, aggregates=tuple(kept), weights=weights)
+    return replace(query, aggregates=tuple(kept), weights=weights, weighted_keys=False)
 
 
 def _clamped(query: Query) -> list[Sum]:
