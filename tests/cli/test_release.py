@@ -232,3 +232,63 @@ def test_truncation_takes_its_options_as_settings(run, visits):
 
     assert done.code == 0
     assert "median" in done.json["parameters"]["options"]
+
+
+MINUTES = "minute,visits\n0,4\n1,6\n2,5\n5,9\n"
+
+
+@pytest.mark.parametrize("text", [MINUTES, "n,visits\n7,4\n8,6\n9,5\n", "Day,v\n1,1\n4,2\n9,3\n"])
+def test_a_column_that_numbers_the_steps_is_never_a_count(run, folder, text):
+    """It is offered as the time; a column that was named is published, whatever it is."""
+    (folder / "series.csv").write_text(text)
+    index = text.partition(",")[0]
+    done = run("release", "series.csv", *SAMPLE)
+
+    assert done.code == 2
+    assert f"column {index!r} numbers the steps" in done.err
+    assert f"--time-column {index}" in done.err
+    assert run("release", "series.csv", *SAMPLE, "--column", index).code == 0
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_missing_steps_are_filled_when_asked(run, folder, suffix):
+    """With 0 they are steps; held, nothing is spent on them and the last release stands there."""
+    (folder / "series.csv").write_text(MINUTES)
+    if suffix == "parquet":
+        columns = {"minute": [0, 1, 2, 5], "visits": [4, 6, 5, 9]}
+        pq.write_table(pa.table(columns), folder / "series.parquet")
+    asked = ("release", f"series.{suffix}", "--mechanism", "uniform", "--window", "5")
+    asked = (*asked, "--epsilon", "10000", "--time-column", "minute", "--json")
+    refused = run(*asked)
+    zero, held = (run(*asked, "--fill", fill).json for fill in ("0", "hold"))
+
+    assert "--fill 0" in refused.err
+    assert [row["visits"] for row in zero["rows"]] == [4, 6, 5, 0, 0, 9]
+    assert [row["visits"] for row in held["rows"]] == [4, 6, 5, 5, 5, 9]
+    assert [row["held"] for row in held["rows"]] == [False, False, False, True, True, False]
+    assert (zero["new_charges"], held["new_charges"]) == (6, 4)
+    assert [str(row["time"]) for row in held["rows"]] == ["0", "1", "2", "3", "4", "5"]
+
+
+@pytest.mark.parametrize(
+    ("times", "filled"),
+    [
+        (["2024-01-30", "2024-02-01", "2024-02-02"], "2024-01-31"),
+        (["2024-01", "2024-03", "2024-04"], "2024-02"),
+        (
+            ["2024-01-01T00:00:00", "2024-01-01T02:00:00", "2024-01-01T03:00:00"],
+            "2024-01-01T01:00:00",
+        ),
+    ],
+)
+def test_filled_times_are_written_as_those_of_the_file(run, folder, times, filled):
+    """Days, months and hours; steps that do not fit are refused."""
+    rows = "".join(f"{time},{count}\n" for time, count in zip(times, (1, 2, 3), strict=True))
+    (folder / "series.csv").write_text(f"at,visits\n{rows}")
+    done = run("release", "series.csv", *SAMPLE, "--fill", "hold", "--json")
+
+    assert [row["time"] for row in done.json["rows"]] == [times[0], filled, *times[1:]]
+    (folder / "odd.csv").write_text("at,visits\n2024-01-01,1\n2024-01-03,2\n2024-01-06,3\n")
+    assert "evenly spaced" in run("release", "odd.csv", *SAMPLE, "--fill", "0").err
+    (folder / "none.csv").write_text("visits\n1\n2\n")
+    assert "--time-column" in run("release", "none.csv", *SAMPLE, "--fill", "0").err

@@ -53,6 +53,27 @@ def test_parameters_and_functions_come_from_the_command_line(run, folder):
     assert "--param needs" in run("explain", asked, "--param", "x").err
 
 
+def test_windows_that_are_published_once_are_one_table(run, folder):
+    """With their starts before the keys; JSON has a line for each, and a state the same again."""
+    hours = f"""SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS ({OPTIONS.replace("4", "24")},
+        time_unit = 's', start = '2024-05-01', end = '2024-05-02', public_groups = ('home', 'x'))
+        page, window_start, COUNT(*) AS n FROM TUMBLE(clicks, DESCRIPTOR(at), INTERVAL '1' HOUR)
+        GROUP BY page, window_start ORDER BY page"""
+    lines = run("sql", hours, *SOURCE, "--state", "state").out.splitlines()
+    again = run("sql", hours, *SOURCE, "--state", "state").out.splitlines()
+
+    assert lines[0] == "query: 24 windows, 2024-05-01 00:00 to 2024-05-02 00:00, 48 rows"
+    assert lines[1].split()[:3] == ["window_start", "page", "n"]
+    assert [line.split()[:3] for line in lines[2:5]] == [
+        ["2024-05-01", "00:00", "home"],
+        ["2024-05-01", "00:00", "x"],
+        ["2024-05-01", "01:00", "home"],
+    ]
+    assert sum("2024-05-01" in line for line in lines[2:]) == 48
+    assert again == lines
+    assert len(run("sql", hours, *SOURCE, "--json").out.splitlines()) == 24
+
+
 def test_releases_are_printed_for_people(run):
     """Earlier releases in a line each, a window's last one in full, figures with their error."""
     done = run("sql", TIMED, *SOURCE)
@@ -289,7 +310,7 @@ def test_another_question_on_old_state_is_told_in_plain_numbers(run):
     done = run("sql", PLAIN.replace("epsilon = 2", "epsilon = 0.5"), *SOURCE, "--state", "state")
 
     assert done.code == 4
-    assert "state belongs to another query: epsilon was 2 and is now 1/2" in done.err
+    assert "state belongs to another query: epsilon was 2 and is now 0.5" in done.err
 
 
 def test_a_pipelines_queries_are_explained(run, folder):

@@ -52,6 +52,17 @@ def lines(content: bytes) -> list[dict]:
     return [json.loads(line) for line in content.splitlines()]
 
 
+@pytest.mark.parametrize("spec", ["iceberg:out", "cvs:out/", "postgres:table"])
+def test_a_sink_that_nobody_knows_is_no_folder_of_that_name(spec, tmp_path, monkeypatch):
+    """It is refused with those there are; a folder with a colon is named by its path."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InvalidParameter, match=rf"there is no sink {spec.partition(':')[0]}:;"):
+        open_sink(spec)
+    assert not [*tmp_path.iterdir()]
+    open_sink(f"./{spec}").write("q", 0, 1, RELEASE)
+    assert (tmp_path / spec).is_dir()
+
+
 @pytest.mark.parametrize("kind", ["parquet", "csv", "jsonl"])
 def test_a_release_is_one_file_that_stays(tmp_path, kind):
     """A second write of the same release does nothing, whatever table comes with it."""

@@ -109,6 +109,24 @@ def test_rows_meet_the_version_of_their_interval(whole, tmp_path):
     assert second["v4"] > 10 > abs(second["v0"])
 
 
+@pytest.mark.parametrize("engine", [None, pytest.param("spark", marks=pytest.mark.spark)])
+def test_subqueries_in_expressions_look_into_the_version_of_their_interval(
+    tmp_path, engine, request
+):
+    """The one kind of a version is that of every row that arrives while it is read."""
+    text = TEXT.replace("kind, w", "(SELECT MAX(kind) FROM pages) AS kind, w", 1).replace(
+        "JOIN pages USING (page)", "WHERE page IN (SELECT page FROM pages)"
+    )
+    text = text.replace("epsilon = 8", "epsilon = 30")
+    if engine is not None:
+        engine = SparkEngine(request.getfixturevalue("session"), buckets=2)
+    start(tmp_path, query=dps.sql(text, name="live"), engine=engine).finish()
+    first, second = (counts(tmp_path, name) for name in LAST)
+
+    assert min(first["v0"], first["v2"]) > 6 > abs(first["v6"])  # five standard deviations
+    assert second["v4"] > 10 > abs(second["v0"])
+
+
 @pytest.mark.parametrize("nth", [5, 30, 60, 75, 90, 105, 120])
 def test_a_killed_run_joins_the_same_versions(tmp_path, whole, nth):
     """Wherever it is killed, its releases and its charge are those of an unbroken run."""

@@ -29,6 +29,11 @@ PUBLIC = [
         "WHERE s.v > 0 GROUP BY d"
     ),
     "c, COUNT(*) AS n FROM (SELECT user, UPPER(t.c) AS c FROM s JOIN t USING (k)) GROUP BY c",
+    (
+        "k NOT IN (SELECT c FROM t WHERE w > 0) AS c, v > (SELECT AVG(w) FROM t) AS d, "
+        "COUNT(*) AS n FROM s LEFT JOIN t USING (k) WHERE user IN (SELECT k FROM t) IS NOT NULL "
+        "GROUP BY c, d"
+    ),
 ]
 OWN = "c, COUNT(*) AS n FROM s JOIN r USING (user) GROUP BY c"
 cells = st.sampled_from(["a", "b", "5", "5.0", "05", None])

@@ -6,6 +6,7 @@ import json
 import pyarrow as pa
 import pytest
 
+import dpstream as dps
 from dpstream.errors import InvalidParameter
 from dpstream.sql_compiler import compile_sql
 from tests.sql_compiler.test_refused import cases
@@ -38,13 +39,18 @@ ROWS = pa.table(
     }
 )
 
+PUBLIC = {
+    "catalogue": pa.table({"page": ["/a", "/b"], "price": [9, 2]}),
+    "targets": pa.table({"seconds": [30, 60]}),
+}
+
 
 @pytest.mark.parametrize(("query", "facts", "options"), QUERIES)
 def test_a_query_of_another_system_runs_or_says_what_to_write(query, facts, options):
     """One without a fix compiles, and computes what it wants of rows."""
     params = json.loads(facts.get("params", "null"))
     if "fix" not in facts:
-        made = compile_sql(query, params=params, **options).query
+        made = dps.with_tables(compile_sql(query, params=params, **options).query, public=PUBLIC)
         rows = ROWS if made.prepare is None else made.prepare(ROWS)
         assert set(made.columns) <= set(rows.column_names)
         return

@@ -278,6 +278,23 @@ def test_products_have_every_pair():
     ]
 
 
+def test_keys_are_days_of_a_text_column_too():
+    """Days are written as text sources write them; a product takes SELECT DISTINCT."""
+    rows = pa.table(
+        {"user_id": range(900), "day": ["2024-02-28", "2024-02-29"] * 450, "k": ["a"] * 900}
+    )
+    query = dps.sql(
+        f"SELECT {PRIVATE[:-1]}, public_groups = PRODUCT((SELECT DISTINCT page FROM pages WHERE "
+        "page IS NOT NULL), GENERATE_DATE_ARRAY('2024-02-28', '2024-03-01'))) "
+        "k, day, COUNT(*) AS n FROM log GROUP BY k, day"
+    )
+    (table,) = released(dps.with_tables(query, public={"pages": PAGES}), rows)
+    found = {(row["k"], row["day"]): row["n"] for row in table.to_pylist()}
+
+    assert len(found) == 9
+    assert abs(found["a", "2024-02-29"] - 450) < 100 > abs(found["a", "2024-03-01"])
+
+
 def test_keys_of_a_table_publish_what_the_same_list_publishes():
     """Every group, also those without a row; the noise differs, as of another query."""
     clicks, pages = log(2_000, 200), pa.table({"page": ["/A/x", "/b", "/none"]})

@@ -1,6 +1,7 @@
 """SQL runs end to end, and publishes what the same query from Python publishes."""
 
 import datetime as dt
+import warnings
 
 import numpy as np
 import pyarrow as pa
@@ -10,7 +11,8 @@ from pyarrow import csv, parquet
 
 import dpstream as dps
 from dpstream.engines.query_run import EngineOptions
-from dpstream.errors import InvalidParameter
+from dpstream.errors import InvalidParameter, UnexpectedResult
+from dpstream.sql_compiler import compile_sql
 from tests.sql_compiler.test_refused import PRIVATE
 
 DAY = "start = '2024-05-01', end = '2024-05-02'"
@@ -40,6 +42,30 @@ def released(query, source):
 
 def private(more):
     return PRIVATE[:-1] + f", {more})"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("epsilon = 30, delta = 1e-9", "epsilon = 30 protects nobody"),
+        ("epsilon = 1, delta = 0.5", "delta = 0.5 is the chance that the promise fails"),
+    ],
+)
+def test_a_large_epsilon_or_delta_gets_a_plain_word(options, words):
+    """As a warning; where there is hardly any noise to add, as a refusal."""
+    text = (
+        "SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS ({}, privacy_unit_column = user_id) COUNT(*) AS n"
+    )
+    text += " FROM log"
+    with pytest.warns(UnexpectedResult, match=words):
+        dps.sql(text.format(options), max_rows_per_group=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        dps.sql(text.format("epsilon = 5, delta = 1e-6"), max_rows_per_group=1)
+    noiseless = text.replace("COUNT(*)", "lang, COUNT(*)") + " GROUP BY lang"
+    query = compile_sql(noiseless.format("epsilon = 1e6, delta = 1e-9"), max_groups_contributed=1)
+    with pytest.raises(InvalidParameter, match="an epsilon this large protects nobody"):
+        dps.explain(query.query)
 
 
 def test_sql_and_python_publish_the_same_tables():

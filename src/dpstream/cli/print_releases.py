@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, Self
 from zoneinfo import ZoneInfo
 
 import pyarrow as pa
@@ -14,6 +15,7 @@ from dpstream.cli.output import new_table, people, print_whole, wants_json
 from dpstream.connectors.encode import jsonl
 
 _OF_RELEASE = ("window_start", "window_end", "trigger_time", "release_index")
+_TOGETHER = 1000  # rows or windows that wait for one table
 _MOST = 100  # rows that are shown of a release, unless all are asked for
 
 
@@ -50,16 +52,10 @@ def in_words(release: pa.Table, zone: str = "UTC") -> str:
 
 def in_full(release: pa.Table, *, zone: str = "UTC", everything: bool = False) -> str:
     """The line and a table; a figure with twice the standard deviation of its noise."""
-    names = _without_place(release).column_names
-    spreads = {f"{name}_stddev" for name in names} & set(names)
-    noisy = {name: f"{name}_stddev" in spreads for name in names if name not in spreads}
-    table = new_table(*(f"{name} (± 2 stddev)" if noisy[name] else name for name in noisy))
+    noisy = _noisy_columns(_without_place(release))
+    table = new_table(*_headings(noisy))
     for row in (release if everything else release.slice(0, _MOST)).to_pylist():
-        cells = (
-            _figure(row[name], row[f"{name}_stddev"]) if noisy[name] else _key(row[name])
-            for name in noisy
-        )
-        table.add_row(*cells)
+        table.add_row(*_cells(row, noisy))
     console = people()
     with console.capture() as captured:
         print_whole(console, table)
@@ -69,6 +65,86 @@ def in_full(release: pa.Table, *, zone: str = "UTC", everything: bool = False) -
         lines.append(f"... and {hidden:,} more rows; --all, --json or a sink has them")
     lines.append(not_counted(about(release)))
     return "\n".join(line for line in lines if line) + "\n"
+
+
+class ReleasePrinter:
+    """Prints releases; windows that are published once each come in one table, if `together`.
+
+    Use it as a context: what waits is printed at the end.
+    """
+
+    def __init__(self, *, zone: str = "UTC", everything: bool = False, together: bool = True):
+        self._zone, self._everything, self._together = zone, everything, together
+        self._waiting: list[pa.Table] = []
+        self._rows = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.flush()
+
+    def show(self, release: pa.Table) -> None:
+        """Print a release, or keep it for a table of several windows."""
+        facts = about(release)
+        once = facts["releases"] == 1 and facts["window_start"] is not None
+        if not (once and self._together) or self._everything or wants_json():
+            self.flush()
+            show(release, zone=self._zone, everything=self._everything)
+            return
+        self._waiting.append(release)
+        self._rows += release.num_rows
+        if self._rows >= _TOGETHER or len(self._waiting) >= _TOGETHER:
+            self.flush()
+
+    def flush(self) -> None:
+        """Print what waits."""
+        waiting, self._waiting, self._rows = self._waiting, [], 0
+        if len(waiting) == 1:
+            show(waiting[0], zone=self._zone, everything=self._everything)
+        elif waiting:
+            print(windows_in_full(waiting, zone=self._zone), flush=True)
+
+
+def windows_in_full(releases: Sequence[pa.Table], *, zone: str = "UTC") -> str:
+    """One table of several windows, each published once: their starts stand before the keys."""
+    told = [about(release) for release in releases]
+    rows = sum(release.num_rows for release in releases)
+    begin, end = _clock(told[0]["window_start"], zone), _clock(told[-1]["window_end"], zone)
+    head = f"{told[0]['query']}: {len(told)} windows, {begin} to {end}, {rows:,} rows"
+    noisy = _noisy_columns(_without_place(releases[0]))
+    table = new_table("window_start", *_headings(noisy))
+    for facts, release in zip(told, releases, strict=True):
+        start = _clock(facts["window_start"], zone)
+        for row in release.slice(0, _MOST).to_pylist():
+            table.add_row(start, *_cells(row, noisy))
+        if release.num_rows > _MOST:
+            rest = (
+                f"... and {release.num_rows - _MOST:,} more rows; --all, --json or a sink has them"
+            )
+            table.add_row(start, rest)
+    console = people()
+    with console.capture() as captured:
+        print_whole(console, table)
+    words = dict.fromkeys(filter(None, map(not_counted, told)))
+    lines = [head, captured.get().rstrip("\n") if rows else "", *words]
+    if len(words) > 1:
+        lines[2:] = [_not_counted_in_several(told)]
+    return "\n".join(line for line in lines if line) + "\n"
+
+
+def _not_counted_in_several(told: Sequence[dict[str, Any]]) -> str:
+    """The same of several windows that differ."""
+    shares = [(facts.get("bias") or {}).get("share") for facts in told]
+    known = [1 - share for share in shares if share is not None]
+    if not known:
+        return ""
+    unknown = len(told) - len(known)
+    words = (
+        f"about {_percent(min(known))} to {_percent(max(known))} of the rows of a window are not "
+        "counted: the bounds left them out"
+    )
+    return words + (f"; too few rows to say so of {unknown} windows" if unknown else "")
 
 
 def not_counted(facts: dict[str, Any]) -> str:
@@ -116,6 +192,24 @@ def _without_place(release: pa.Table) -> pa.Table:
     """Without the columns that have one value for all rows."""
     names = {*_OF_RELEASE, "kept_share"}
     return release.drop_columns([name for name in release.column_names if name in names])
+
+
+def _noisy_columns(release: pa.Table) -> dict[str, bool]:
+    """The columns that are shown, and whether each has an error bar beside it."""
+    names = release.column_names
+    spreads = {f"{name}_stddev" for name in names} & set(names)
+    return {name: f"{name}_stddev" in spreads for name in names if name not in spreads}
+
+
+def _headings(noisy: Mapping[str, bool]) -> list[str]:
+    return [f"{name} (± 2 stddev)" if noisy[name] else name for name in noisy]
+
+
+def _cells(row: Mapping[str, Any], noisy: Mapping[str, bool]) -> list[str]:
+    return [
+        _figure(row[name], row[f"{name}_stddev"]) if noisy[name] else _key(row[name])
+        for name in noisy
+    ]
 
 
 def _figure(value: Any, spread: Any) -> str:

@@ -26,6 +26,7 @@ from dpstream.cli.series_files import (
     SeriesRows,
     as_csv,
     check_target,
+    hold_gaps,
     read_series,
     records,
     write_series,
@@ -69,6 +70,13 @@ def release(
         list[str] | None, Option("--column", help="Publish only this column; may be repeated.")
     ] = None,
     time_column: Annotated[str | None, Option(help="Column that orders the steps.")] = None,
+    fill: Annotated[
+        str | None,
+        Option(
+            metavar="0|hold",
+            help="Steps that are missing: count 0, or hold what was published before them.",
+        ),
+    ] = None,
     out: Annotated[
         Path | None, Option(help="A .csv, .parquet or .jsonl file instead of stdout.")
     ] = None,
@@ -100,7 +108,7 @@ def release(
     check_target(plot, (".png", ".svg", ".pdf"))
     if plot is not None:
         optional("matplotlib.pyplot", extra="plot", who="--plot")
-    rows = read_series(source, columns=columns or [], time_column=time_column)
+    rows = read_series(source, columns=columns or [], time_column=time_column, fill=fill)
     rows.check(chosen)  # before a state directory, a book or a secret is made for them
     secret_file = secret if secret is not None or state is None else secret_path(state)
     existed = secret_file is None or secret_file.exists()
@@ -126,12 +134,13 @@ def release(
         book = next(b for b in runner.ledger.report() if b["dataset"] == dataset)
     finally:
         runner.close()
+    waiting = len(rows.block) - len(series)
+    series = hold_gaps(series, rows)
     if out is not None:
         write_series(series, out)
     if plot is not None:
         stamps = None if rows.stamps is None else rows.stamps[: len(series)]
         dataclasses.replace(series, times=stamps).plot(path=str(plot))
-    waiting = len(rows.block) - len(series)
     if as_json:
         fields = dataclasses.fields(chosen)  # type: ignore[arg-type]
         facts = {

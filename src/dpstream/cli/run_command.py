@@ -16,7 +16,7 @@ from typer import Argument, Option
 
 from dpstream.cli.command_options import Anyway, Asker, LogFormat, LogLevel, TakeOver, TokenFile
 from dpstream.cli.output import INTERRUPTED, logs_lines, note, use_log, wants_json
-from dpstream.cli.print_releases import about, as_json, in_words, show
+from dpstream.cli.print_releases import ReleasePrinter, about, as_json, in_words
 from dpstream.cli.watch import (
     Stopper,
     charged_runs,
@@ -274,6 +274,10 @@ def _publish(pipeline: Pipeline, runs: Runs, stopper: Stopper, *, once: bool) ->
     """Publish until the end, a signal, or (once) the first trigger from now on."""
     began, count, upkeep = stopper.now(), 0, Upkeep(pipeline)
     upkeep()
+    printers = {
+        name: ReleasePrinter(zone=run.query.time_zone, together=not run.live)
+        for name, run in runs.runs.items()
+    }
     watching = _stop_after_trigger(runs, began) if once else nullcontext()
     try:
         with stopper.stop_on_signals(), watching, progress([*runs.runs.values()]) as draw:
@@ -281,7 +285,7 @@ def _publish(pipeline: Pipeline, runs: Runs, stopper: Stopper, *, once: bool) ->
                 count += 1
                 zone = runs.runs[name].query.time_zone
                 if not pipeline.sinks:
-                    show(release, zone=zone)
+                    printers[name].show(release)
                 elif wants_json() and "-" not in pipeline.sinks:
                     print(as_json(release, rows=False), flush=True)
                 elif "-" not in pipeline.sinks and not logs_lines():
@@ -299,6 +303,8 @@ def _publish(pipeline: Pipeline, runs: Runs, stopper: Stopper, *, once: bool) ->
         if alone or problem not in runs.failures.values():
             raise  # of others it was told when they failed
     finally:
+        for printer in printers.values():
+            printer.flush()
         runs.close()
     return count
 

@@ -8,7 +8,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,11 @@ from dpstream.mechanisms.release import RESERVED, Series, as_steps, check_times
 from dpstream.records import Integers, Reals
 
 FORMATS = (".csv", ".parquet", ".jsonl")
+FILLS = ("0", "hold")
+_INDEX_NAMES = {
+    *("step", "index", "idx", "t", "time", "tick", "slot", "bucket", "second", "minute", "hour"),
+    *("day", "week", "month", "year"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +38,8 @@ class SeriesRows:
     names: list[str]
     times: list[Any] | None = None
     stamps: list[Any] | None = None
+    places: Integers | None = None
+    """The steps of the block's rows, where others are missing and are held."""
     where: str
     """The file, and how a row number of an error translates to its lines."""
 
@@ -45,15 +52,29 @@ class SeriesRows:
 
 
 def read_series(
-    path: Path, *, columns: Sequence[str] = (), time_column: str | None = None
+    path: Path,
+    *,
+    columns: Sequence[str] = (),
+    time_column: str | None = None,
+    fill: str | None = None,
 ) -> SeriesRows:
-    """The named columns of a .csv or .parquet file; by default all of them but the time."""
+    """The named columns of a .csv or .parquet file; by default all of them but the time.
+
+    `fill`: of steps that are missing, "0": they are steps without events; "hold": nothing is
+    published of them, and what was published before them stands there, too.
+    """
+    if fill not in (None, *FILLS):
+        raise InvalidParameter(f"--fill must be one of {', '.join(FILLS)}; got {fill!r}")
     reader = {".csv": _read_csv, ".parquet": _read_parquet}.get(path.suffix.lower())
     if reader is None:
         raise InvalidInput(f"{path} must be a .csv or .parquet file")
     if not path.is_file():
         raise InvalidInput(f"there is no file {path}")
-    rows = reader(path, list(dict.fromkeys(columns)), time_column)
+    rows = reader(path, list(dict.fromkeys(columns)), time_column, fill is not None)
+    if rows.times is None and not columns:
+        _refuse_index(path, rows)
+    if fill is not None:
+        rows = _filled(rows, fill)
     taken = RESERVED.union(f"{name}_stddev" for name in rows.names)
     if clash := taken.intersection(rows.names):
         raise InvalidInput(
@@ -63,7 +84,84 @@ def read_series(
     return rows
 
 
-def _read_parquet(path: Path, columns: list[str], time: str | None) -> SeriesRows:
+def _refuse_index(path: Path, rows: SeriesRows) -> None:
+    """A column that numbers the steps is their time, and no count."""
+    for number, name in enumerate(rows.names if len(rows.names) > 1 else ()):
+        rises = np.diff(rows.block[:, number])
+        named = name.lower() in _INDEX_NAMES
+        if len(rises) > 1 and (rises > 0).all() and (named or (rises == 1).all()):
+            others = " ".join(f"--column {each}" for each in rows.names if each != name)
+            numbers = ", ".join(f"{value:g}" for value in rows.block[:3, number])
+            raise InvalidInput(
+                f"{path}: column {name!r} numbers the steps ({numbers}, ...), and would be "
+                f"published as if it were a count; say --time-column {name}, or name what is to be "
+                f"published: {others}"
+            )
+
+
+def _filled(rows: SeriesRows, fill: str) -> SeriesRows:
+    """Every step from the first to the last: with zeros, or to be held."""
+    if rows.stamps is None or rows.times is None:
+        raise InvalidInput(
+            f"{rows.where}: --fill needs to know which steps are missing; name their time with "
+            "--time-column"
+        )
+    places = check_times(rows.stamps, "time", gaps=True)
+    stamps = np.asarray(rows.stamps, dtype="datetime64[s]")
+    steps = np.arange(int(places[-1]) + 1)
+    if len(steps) == len(stamps):
+        return rows
+    every = stamps[0] + steps * ((stamps[-1] - stamps[0]) // int(places[-1]))
+    if not (every[places] == stamps).all():
+        months = stamps.astype("datetime64[M]")
+        each = (months[-1] - months[0]) // int(places[-1])
+        within = stamps[0] - months[0].astype("datetime64[s]")
+        every = (months[0] + steps * each).astype("datetime64[s]") + within
+    times = [_written_like(rows.times[0], each) for each in every]
+    for place, written in zip(places, rows.times, strict=True):
+        times[place] = written
+    numbers = isinstance(rows.stamps[0], int)
+    filled = [int(each.astype(np.int64)) for each in every] if numbers else [*every]
+    if fill == "hold":
+        return replace(rows, times=times, stamps=filled, places=places)
+    block = np.zeros((len(steps), rows.block.shape[1]))
+    block[places] = rows.block
+    return replace(rows, block=block, times=times, stamps=filled)
+
+
+def _written_like(example: Any, time: np.datetime64) -> Any:
+    """A time as those of the file are written."""
+    if not isinstance(example, str) or example.isdecimal():
+        number = int(time.astype(np.int64))
+        return str(number) if isinstance(example, str) else number
+    unit: Any = {7: "M", 10: "D"}.get(len(example), "s")
+    text = str(np.datetime_as_string(time, unit=unit))
+    return text if "T" in example else text.replace("T", " ")
+
+
+def hold_gaps(series: Series, rows: SeriesRows) -> Series:
+    """What was published before a step that is missing stands there, too; that costs nothing.
+
+    The mechanism has seen the rows that are there alone, so any w steps have at most w of them.
+    """
+    if rows.places is None or not len(series):
+        return series
+    whole = len(series) == len(rows.places)
+    steps = np.arange(int(rows.places[-1]) + 1 if whole else int(rows.places[len(series)]))
+    places = rows.places[: len(series)]
+    source = np.searchsorted(places, steps, side="right") - 1
+    there = np.isin(steps, places)
+    return replace(
+        series,
+        values=series.values[source],
+        stddev=series.stddev[source],
+        paid=[bool(own and series.paid[at]) for own, at in zip(there, source, strict=True)],
+        held=[bool(not own or series.held[at]) for own, at in zip(there, source, strict=True)],
+        times=None if rows.times is None else rows.times[: len(steps)],
+    )
+
+
+def _read_parquet(path: Path, columns: list[str], time: str | None, gaps: bool) -> SeriesRows:
     try:
         table = pq.read_table(path)
     except pa.ArrowException as problem:
@@ -76,12 +174,12 @@ def _read_parquet(path: Path, columns: list[str], time: str | None) -> SeriesRow
         table = table.select(kept)
     if table.num_rows == 0:
         raise InvalidInput(f"{path} has no rows")
-    block, names, stamps = as_steps(table, time_column=time)
+    block, names, stamps = as_steps(table, time_column=time, gaps=gaps)
     times = stamps and [str(t) if isinstance(t, np.datetime64) else t.item() for t in stamps]
     return SeriesRows(block=block, names=names or [], times=times, stamps=stamps, where=str(path))
 
 
-def _read_csv(path: Path, columns: list[str], time: str | None) -> SeriesRows:
+def _read_csv(path: Path, columns: list[str], time: str | None, gaps: bool) -> SeriesRows:
     header, lines, rows = _cells(path)
     _require(path, [*columns, *([time] if time else [])], header)
     cells = {name: list(column) for name, *column in zip(header, *rows, strict=True)}
@@ -117,7 +215,7 @@ def _read_csv(path: Path, columns: list[str], time: str | None) -> SeriesRows:
         advice = "it must be a date or time such as 2024-01-31 or 2024-01-31T12:00:00"
         stamps = convert(time, _stamp, advice)
     try:
-        check_times(stamps, time)
+        check_times(stamps, time, gaps=gaps)
     except InvalidInput as problem:
         raise InvalidInput(f"{where}: {problem}") from None
     return SeriesRows(block=block, names=names, times=times, stamps=stamps, where=where)

@@ -31,7 +31,7 @@ from dpstream.cli.command_options import (
     tell_storage,
 )
 from dpstream.cli.output import INTERRUPTED, AsJson, note, print_json, use_log
-from dpstream.cli.print_releases import about, show
+from dpstream.cli.print_releases import ReleasePrinter, about
 from dpstream.cli.watch import (
     Books,
     Stopper,
@@ -321,11 +321,13 @@ def source_paths(compiled: Compiled, sources: Sequence[str]) -> list[str]:
 def _publish(running: Run, stopper: Stopper, query: AnyQuery | None, *, everything: bool) -> int:
     """Run it to its end, or until it is stopped; how many releases. A `query`'s are shown."""
     count = 0
-    with running, stopper.stop_on_signals(), progress([running]) as draw:
+    zone, together = "UTC" if query is None else query.time_zone, not running.live
+    printer = ReleasePrinter(zone=zone, everything=everything, together=together)
+    with running, stopper.stop_on_signals(), progress([running]) as draw, printer:
         for release in running:
             count += 1
             if query is not None:
-                show(release, zone=query.time_zone, everything=everything)
+                printer.show(release)
             draw()
             if stopper.signals:
                 running.stop()
@@ -343,8 +345,9 @@ def _show_again(
     releases = [] if kept is None else kept.releases(query.name)
     if releases:
         note("this was published before; here it is again, the same numbers, at no cost")
-        for release in releases:
-            show(release, zone=query.time_zone, everything=everything)
+        with ReleasePrinter(zone=query.time_zone, everything=everything) as printer:
+            for release in releases:
+                printer.show(release)
     elif sink:
         note(f"this was published before; {', '.join(sink)} has it if that run wrote there")
     else:

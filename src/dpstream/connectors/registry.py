@@ -9,8 +9,10 @@ needed only then.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from glob import glob, has_magic
 from importlib import import_module
 from importlib.util import find_spec
@@ -154,6 +156,7 @@ SINKS = {
 UPSERT = "upsert:"
 """Before the name of a sink: its releases replace those before them."""
 OUTPUTS = ("append", "upsert")
+_SCHEME = re.compile("[A-Za-z][A-Za-z0-9+.-]*")
 _DATABASES: dict[str, Callable[[Path], Sink]] = {
     ".sqlite": SqliteSink,
     ".db": SqliteSink,
@@ -333,6 +336,14 @@ def _open_path(text: str, *, again: bool) -> Sink:
         return DirectorySink(Path(rest), suffix=kind, again=again)
     if colon and kind == "delta":
         return DeltaSink(rest)
+    if colon and len(kind) > 1 and _SCHEME.fullmatch(kind):  # a single letter is a drive
+        known = [f"{each}:" for each in (*ENCODERS, "delta", *OUTPUTS[1:])]
+        meant = get_close_matches(f"{kind}:", known, n=1)
+        raise InvalidParameter(
+            f"there is no sink {kind}:; {f'did you mean {meant[0]}? ' if meant else ''}there are "
+            f"{', '.join(known)} and servers such as kafka://HOST/TOPIC (`dpstream sources`); a "
+            f"folder of this name is ./{text}"
+        )
     path = Path(text)
     if path.suffix in _DATABASES and not text.endswith("/"):
         return _DATABASES[path.suffix](path)

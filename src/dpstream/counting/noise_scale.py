@@ -32,6 +32,7 @@ from dpstream.privacy.spend import NORMAL_LARGEST, NORMAL_LOST, NORMAL_PRECISION
 _ROOM = 1.05  # for second-order terms, and for the float error of this very bound
 _TOEPLITZ_RATIO, _TREE_RATIO = 2, 10
 NEGLIGIBLE = Fraction(1, 100)
+HARDLY_PRIVATE = 20  # an epsilon beyond it is told of in plain words
 """The part of epsilon, and of delta, that float error may take at most."""
 
 
@@ -179,8 +180,9 @@ def calibrate(
         if spare or 2 * error.xi > NEGLIGIBLE * epsilon:
             raise InvalidParameter(
                 f"float noise over steps={process.steps} cannot be shown to keep epsilon="
-                f"{float(epsilon):g}, delta={float(delta):g} (xi = {float(error.xi):.2g}); use "
-                "fewer steps, a coarser quantum, or the exact counter (without keys)"
+                f"{float(epsilon):g}, delta={float(delta):g}: what numbers are rounded by may tell "
+                f"{float(error.xi):.2g} of epsilon{_too_large(epsilon)}; use fewer steps, a "
+                "coarser quantum, or the exact counter (without keys)"
             )
         spare = error.xi * Fraction(11, 10)
 
@@ -284,7 +286,15 @@ def calibrate_query(
         spare = FloatError(xi=error.xi * Fraction(11, 10), tau=error.tau)
     raise InvalidParameter(
         f"float noise over {process.steps} releases of a window cannot be shown to keep epsilon="
-        f"{float(epsilon):g}, delta={float(delta):g} for a unit in {max(influence)} groups (xi = "
-        f"{float(error.xi):.2g}, tau = {float(error.tau):.2g}); use fewer releases or groups, or "
-        "coarser quanta"
+        f"{float(epsilon):g}, delta={float(delta):g} for a unit in {max(influence)} groups: what "
+        f"numbers are rounded by may tell {float(error.xi):.2g} of epsilon and "
+        f"{float(error.tau):.2g} of delta{_too_large(epsilon)}; use fewer releases or groups, or a "
+        "coarser quantum"
     )
+
+
+def _too_large(epsilon: Fraction) -> str:
+    """Plain words for a budget with which there is hardly any noise."""
+    if epsilon <= HARDLY_PRIVATE:
+        return ""
+    return "; an epsilon this large protects nobody, with hardly any noise: ask for one of 0.1 to 5"

@@ -117,6 +117,7 @@ class Series:
         axes.legend()
         if path is not None:
             figure.savefig(path, dpi=150)
+        if path is not None or "inline" in pyplot.get_backend():  # a notebook shows it itself
             pyplot.close(figure)
         return figure
 
@@ -206,7 +207,7 @@ def release(
 
 
 def as_steps(
-    data: Any, *, time_column: str | None = None
+    data: Any, *, time_column: str | None = None, gaps: bool = False
 ) -> tuple[Reals, list[str] | None, list[Any] | None]:
     """Rows of numbers, column names and times (where there are any), in checked time order."""
     columns = _columns(data)
@@ -234,15 +235,16 @@ def as_steps(
                 f"column {name!r} would collide with a column of the release; rename it"
             )
     if time is not None:
-        check_times(columns[time], time)
+        check_times(columns[time], time, gaps=gaps)
     times = None if time is None else list(columns[time])
     return as_block(np.column_stack(list(bins.values()))), list(bins), times
 
 
-def check_times(values: Iterable[Any], name: str) -> None:
+def check_times(values: Iterable[Any], name: str, *, gaps: bool = False) -> Integers:
     """Steps must come in order and evenly: a missing step would shift the protected window.
 
-    Even means the same number of seconds, or of calendar months, between any two steps.
+    Even means the same number of seconds, or of calendar months, between any two steps. With
+    `gaps` steps may be missing. Returns the number of each row's step.
     """
     try:
         stamps = np.asarray(list(values), dtype="datetime64[s]")
@@ -250,28 +252,28 @@ def check_times(values: Iterable[Any], name: str) -> None:
         raise InvalidInput(f"column {name!r} is not a time: {problem}") from None
     if np.isnat(stamps).any():
         raise InvalidInput(f"column {name!r} has no time in row {int(np.isnat(stamps).argmax())}")
-    gaps = np.diff(stamps).astype(np.int64)
-    if (gaps <= 0).any():
-        row = int((gaps <= 0).argmax()) + 1
+    lengths = np.diff(stamps).astype(np.int64)
+    if (lengths <= 0).any():
+        row = int((lengths <= 0).argmax()) + 1
         raise InvalidInput(
             f"time must increase from row to row; row {row} has {stamps[row]} after "
             f"{stamps[row - 1]}; sort the rows and merge those of the same step"
         )
     months = stamps.astype("datetime64[M]")
     within_month = (stamps - months.astype("datetime64[s]")).astype(np.int64)
-    if len(set(within_month)) == 1:
-        month_gaps = np.diff(months).astype(np.int64)
-        if len(set(month_gaps)) <= 1:
-            return
-        gaps = month_gaps
-    if len(set(gaps)) > 1:
-        lengths, often = np.unique(gaps, return_counts=True)
-        row = int((gaps != lengths[often.argmax()]).argmax()) + 1
+    if len(set(within_month)) == 1 and len(set(lengths)) > 1:
+        lengths = np.diff(months).astype(np.int64)
+    step = int(lengths.min(initial=1 << 62))
+    if len(set(lengths)) > 1 and (not gaps or (lengths % step).any()):
+        known, often = np.unique(lengths, return_counts=True)
+        usual = known[often.argmax()]
+        row = int((lengths % step if gaps else lengths != usual).argmax()) + 1
         raise InvalidInput(
             f"steps must be evenly spaced; row {row} ({stamps[row]}) does not follow "
             f"{stamps[row - 1]} by the usual step; add the missing steps with a public constant "
-            "(for counts: 0)"
+            "(for counts: 0; `dpstream release --fill 0` does)"
         )
+    return np.concatenate([[0], np.cumsum(lengths // step)]).astype(np.int64)
 
 
 def _columns(data: Any) -> dict[str, np.ndarray[Any, Any]] | None:

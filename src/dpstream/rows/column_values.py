@@ -287,7 +287,10 @@ def public_keys(query: RowSpec, number: int, kind: pa.DataType) -> pa.Array:
     """The public keys of one column in its type: by value, as rows are read."""
     groups, name = query.public_groups, query.keys[number]
     if isinstance(groups, KeyTable):
-        return _fit(groups.columns[number], groups.columns[number], kind, name)
+        column = groups.columns[number]
+        if is_text(kind) and pa.types.is_temporal(column.type):
+            column = column.cast(pa.string())  # days as text sources write them: 2024-05-01
+        return _fit(column, column, kind, name)
     listed = [row[number] for row in groups or ()]
     if is_text(kind):
         return pa.array([text_of(item) for item in listed], kind)

@@ -16,6 +16,7 @@ from typing import Any
 
 from sqlglot import exp
 
+from dpstream.counting.noise_scale import HARDLY_PRIVATE
 from dpstream.errors import DpstreamError, InvalidParameter, UnexpectedResult
 from dpstream.mechanisms import REGISTRY, find
 from dpstream.mechanisms.base import HistogramMechanism, Mechanism, SeriesMechanism
@@ -24,7 +25,14 @@ from dpstream.query.aggregates import CountDistinct
 from dpstream.query.query import Query
 from dpstream.query.row_spec import RowSpec
 from dpstream.query.series_query import SeriesQuery
-from dpstream.sql_compiler import from_clause, select, unit_subquery, user_tables, validate
+from dpstream.sql_compiler import (
+    from_clause,
+    select,
+    table_subqueries,
+    unit_subquery,
+    user_tables,
+    validate,
+)
 from dpstream.sql_compiler.expressions import suggestion
 from dpstream.sql_compiler.key_sets import resolve_key_sets
 from dpstream.sql_compiler.layer_compiler import with_layers
@@ -42,6 +50,7 @@ _OF_MECHANISM = {"privacy_unit", *_SERIES_OPTIONS, "epsilon", "delta"}  # the ot
 _OF_ROWS = {field.name for field in dataclasses.fields(RowSpec)}
 _OF_USERS = {field.name for field in dataclasses.fields(Query)} - _OF_ROWS - {"epsilon", "delta"}
 _USER_OPTIONS = ("privacy_unit_period", "max_values_per_group", *sorted(_OF_USERS))
+_LARGE_DELTA = 1e-3  # beyond it a query is told of in plain words
 _DEFAULT_MECHANISM = "pacer"  # the w-event mechanism that is nowhere far from the best
 
 
@@ -157,10 +166,10 @@ RULES: tuple[Callable[[Draft], None], ...] = (
     validate.require_one_select,
     validate.refuse_unknown_clauses,
     validate.require_privacy_clause,
+    table_subqueries.detach_table_subqueries,
     unit_subquery.detach_unit_subqueries,
     validate.refuse_joins,
     validate.refuse_window_functions_of_rows,
-    validate.refuse_subqueries_in_expressions,
     validate.refuse_unsafe_calls,
     validate.refuse_misplaced_aggregates,
     validate.refuse_select_star,
@@ -324,20 +333,40 @@ def remarks(compiled: Compiled) -> list[str]:
     []
     """
     query = compiled.query
+    budget = _budget_remarks(query)
     if not isinstance(query, Query) or "max_rows_per_group" in compiled.given:
-        return []
+        return budget
     if query.per_unit is not None and query.per_unit.at_most_one:
-        return []
+        return budget
     counted = [repr(each.name) for each in query.aggregates if each.grows]
     if not counted:
-        return []
+        return budget
     verb = "counts" if len(counted) == 1 else "count"
     remark = (
         f"{query.name}: {' and '.join(counted)} {verb} one row of each "
         f"{query.privacy_unit_column!r} and group; for up to 3 add max_rows_per_group = 3 to "
         "OPTIONS (more noise), or = 1 if it is meant"
     )
-    return [remark]
+    return [remark, *budget]
+
+
+def _budget_remarks(query: Query | SeriesQuery) -> list[str]:
+    """Plain words for an epsilon and a delta that promise little."""
+    asked = query.mechanism if isinstance(query, SeriesQuery) else query
+    epsilon, delta = (float(getattr(asked, name, 0) or 0) for name in ("epsilon", "delta"))
+    words = []
+    if epsilon > HARDLY_PRIVATE:
+        words.append(
+            f"{query.name}: epsilon = {epsilon:g} protects nobody: with somebody's rows a release "
+            "may be e^epsilon times as likely as without them; usual are 0.1 to 5"
+        )
+    if delta > _LARGE_DELTA:
+        words.append(
+            f"{query.name}: delta = {delta:g} is the chance that the promise fails for somebody, "
+            "whose rows may then be shown; it should be far below one over the number of users, "
+            "such as 1e-9 (it is never compared with the data's own number)"
+        )
+    return words
 
 
 def warn_of_remarks(compiled: Compiled, *, stacklevel: int) -> None:

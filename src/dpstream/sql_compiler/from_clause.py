@@ -31,6 +31,7 @@ from dpstream.sql_compiler.statement import (
     other_clauses,
     present_args,
 )
+from dpstream.sql_compiler.table_subqueries import add_table_subqueries
 from dpstream.sql_compiler.unit_subquery import require_own_windows, unit_relation
 from dpstream.sql_compiler.unnest import add_unnest, is_unnest
 from dpstream.sql_compiler.user_tables import user_relation
@@ -73,6 +74,11 @@ def _from_and_where(draft: Draft, select: exp.Expr, tables: dict[str, Relation])
             reason = "a join to what a subquery per unit gives lets units meet"
             raise draft.refusal(join, reason, "join public tables and registries")
         add_join(draft, relation, join, right, substitute)
+
+    def read(inner: exp.Expr) -> Relation:
+        return _subquery(draft, inner, tables)
+
+    add_table_subqueries(draft, relation, select, read, substitute)
     where = select.args.get("where")
     if where is not None:
         relation.where.append(substitute(draft, where.this, relation))

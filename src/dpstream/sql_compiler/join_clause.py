@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from sqlglot import exp
 
@@ -41,6 +42,8 @@ class JoinClause:
     pairs: list[tuple[exp.Expr, str]]
     using: list[str]
     outer: bool
+    lookup: Any = None
+    """What a subquery of an expression wants of the table (`Lookup`); None: rows are joined."""
 
     def on_unit(self, unit: str) -> list[int]:
         """Which pairs have the privacy unit on their left."""
@@ -180,5 +183,6 @@ def unit_columns(draft: Draft) -> set[str]:
     return {unit} | {
         f"{clause.alias}.{clause.pairs[at][1]}"
         for clause in draft.relation.joins
+        if clause.lookup is None
         for at in clause.on_unit(unit)
     }

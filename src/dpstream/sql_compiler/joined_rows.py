@@ -14,13 +14,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from dpstream.errors import InvalidInput, InvalidParameter
 from dpstream.group_by.hash_tables import HashTable, find_known
+from dpstream.query.column_types import is_text
 from dpstream.query.public_tables import Tables, WholeTable, missing_table
 from dpstream.query.windows import in_words
 from dpstream.records import Integers, Words
@@ -30,8 +32,9 @@ from dpstream.rows.parse import whole_column
 from dpstream.rows.row_ids import group_ids
 from dpstream.rows.row_reader import readable_text
 from dpstream.sql_compiler.query_builder import Expression, QueryBuilder, RowPreparation
-from dpstream.sql_compiler.sql_values import as_bool
+from dpstream.sql_compiler.sql_values import as_bool, as_float
 from dpstream.sql_compiler.statement import Draft, Relation
+from dpstream.sql_compiler.table_subqueries import VALUE, require_public
 
 MOST_MATCHES = 10_000
 """Rows of a table that one row may meet: each of them takes memory until it is bounded."""
@@ -96,6 +99,8 @@ class Join:
     """Does a row without a match stay, with NULLs?"""
     on_unit: int | None = None
     """Which of the equal pairs has the privacy unit on its left."""
+    lookup: ClassVar[bool] = False
+    """Does it put a column beside each row, instead of rows in its place?"""
 
     @property
     def text(self) -> str:
@@ -105,6 +110,108 @@ class Join:
         using = f" USING {self.using!r}" if self.using else ""
         kind = "LEFT JOIN" if self.outer else "JOIN"
         return f"{kind} {self.select.text}{self.table!r} AS {self.alias!r} ON {on}{using}"
+
+    def columns(self, whole: WholeTable) -> Sequence[str]:
+        """What it brings: the columns of the table, as far as they are selected."""
+        return [*_indexed(whole, self)[0].column_names]
+
+    def check(self, whole: WholeTable) -> None:
+        """Refuse a table that lacks what is wanted of it."""
+        _indexed(whole, self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class InTable(Join):
+    """x IN (SELECT ...): beside each row the truth, NULL where nobody can tell."""
+
+    lookup: ClassVar[bool] = True
+
+    @property
+    def text(self) -> str:
+        """All that it does, in SQL."""
+        from_ = f"{self.select.text}{self.table!r}"
+        return f"WITH {self.left[0].text} IN ({from_}) AS {self.alias!r}"
+
+    @property
+    def words(self) -> str:
+        """What it looks for."""
+        return f"is {self.left[0].text} in it"
+
+    def columns(self, whole: WholeTable) -> Sequence[str]:
+        """What it brings."""
+        return [VALUE]
+
+    def check(self, whole: WholeTable) -> None:
+        """Refuse a table that lacks what is wanted of it."""
+        _indexed(whole, self)
+
+    def beside(self, whole: WholeTable, columns: Sequence[pa.Array], size: int) -> Beside:
+        """The column, and which of its rows each row has."""
+        _, index = _indexed(whole, self)
+        met, known = index.contains(columns)
+        unknown = ~met & (~known | index.with_null) if index.size else np.zeros(size, bool)
+        return pa.table({VALUE: pa.array(met, mask=unknown)}), None
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneValue(Join):
+    """(SELECT MAX(x) FROM ...): one value of a table, beside each row."""
+
+    figure: str
+    distinct: bool = False
+    lookup: ClassVar[bool] = True
+
+    @property
+    def text(self) -> str:
+        """All that it does, in SQL."""
+        return f"WITH {self._figure_text} OF {self.select.text}{self.table!r} AS {self.alias!r}"
+
+    @property
+    def _figure_text(self) -> str:
+        return f"{self.figure}{' DISTINCT' if self.distinct else ''}" or "THE VALUE"
+
+    @property
+    def words(self) -> str:
+        """What it looks for."""
+        return f"one value of it ({self._figure_text})"
+
+    def columns(self, whole: WholeTable) -> Sequence[str]:
+        """What it brings."""
+        return [VALUE]
+
+    def check(self, whole: WholeTable) -> None:
+        """Refuse a table that lacks what is wanted of it, or has several values."""
+        _one_value(whole, self)
+
+    def beside(self, whole: WholeTable, columns: Sequence[pa.Array], size: int) -> Beside:
+        """The column, and which of its rows each row has."""
+        return _one_value(whole, self), pa.array(np.zeros(size, np.int64))
+
+
+Beside: TypeAlias = tuple[pa.Table, pa.Array | None]
+
+
+@lru_cache(maxsize=16)
+def _one_value(whole: WholeTable, wanted: OneValue) -> pa.Table:
+    """A row with the one value that a subquery selects of a table."""
+    column = whole_column(wanted.select(whole.name, whole.table)[VALUE])
+    if not wanted.figure:
+        if len(column) > 1:
+            raise InvalidParameter(
+                f"the subquery over {whole.name!r} selects {len(column)} rows, and one value is "
+                "compared; filter them (WHERE id = 7), or aggregate: SELECT MAX(...)"
+            )
+        return pa.table({VALUE: column if len(column) else pa.nulls(1, column.type)})
+    if wanted.figure == "COUNT":
+        count = pc.count_distinct(column) if wanted.distinct else pc.count(column)
+        return pa.table({VALUE: pa.array([count.as_py()], pa.int64())})
+    if is_text(column.type):  # numbers of a CSV file; other text has an order of its own
+        numbers = as_float(column)
+        if wanted.figure in ("SUM", "AVG") or numbers.null_count == column.null_count:
+            column = numbers
+    compute = {"MAX": pc.max, "MIN": pc.min, "SUM": pc.sum, "AVG": pc.mean}[wanted.figure]
+    value = compute(column)
+    return pa.table({VALUE: pa.array([value.as_py()], value.type)})
 
 
 class JoinIndex:
@@ -118,6 +225,7 @@ class JoinIndex:
             columns[units] = _unit_names(columns[units], names[units])
         self.kinds = [column.type for column in columns]
         ids, known = _ids(columns)
+        self.size, self.with_null = len(known), not known.all()
         found = HashTable()
         rows = found.rows(ids[known])
         self._words, self._slots = found.words[: max(found.used, 1)], found.index
@@ -127,11 +235,13 @@ class JoinIndex:
         self._first: Integers = np.cumsum(self._counts) - self._counts
         self.most = int(self._counts.max(initial=0))
 
-    def matches(self, columns: Sequence[pa.Array], *, outer: bool) -> tuple[pa.Array, pa.Array]:
-        """Pairs of rows: of the columns, and of the table; NULL where `outer` keeps a row alone.
+    def contains(self, columns: Sequence[pa.Array]) -> tuple[Any, Any]:
+        """Which rows are equal to one of the table; in which no value is NULL."""
+        keys, known = self._keys(columns)
+        return keys >= 0, known
 
-        The pairs are in the order of the columns' rows, and of the table's for each of them.
-        """
+    def _keys(self, columns: Sequence[pa.Array]) -> tuple[Integers, Any]:
+        """The key of the table that each row is equal to, -1 for none; has it no NULL?"""
         size = len(columns[0])
         typed = []
         for number, (column, kind) in enumerate(zip(columns, self.kinds, strict=True)):
@@ -142,6 +252,15 @@ class JoinIndex:
         if len(self._counts) and size:
             find_known(self._words, self._slots, ids, keys)
             keys[~known] = -1
+        return keys, known
+
+    def matches(self, columns: Sequence[pa.Array], *, outer: bool) -> tuple[pa.Array, pa.Array]:
+        """Pairs of rows: of the columns, and of the table; NULL where `outer` keeps a row alone.
+
+        The pairs are in the order of the columns' rows, and of the table's for each of them.
+        """
+        size = len(columns[0])
+        keys, _ = self._keys(columns)
         if self.most <= 1:
             left: Integers = np.arange(size) if outer else np.flatnonzero(keys >= 0)
             found = keys[left]
@@ -183,7 +302,7 @@ def _indexed(whole: WholeTable, join: Join) -> tuple[pa.Table, JoinIndex]:
             raise no_such_column(whole.name, name, table)
     units = join.on_unit if whole.registry else None
     index = JoinIndex(table, join.right, units=units)
-    if index.most > MOST_MATCHES:
+    if index.most > MOST_MATCHES and not join.lookup:
         raise InvalidInput(
             f"a row may meet {index.most} rows of {whole.name}, which takes memory before it is "
             f"bounded; at most {MOST_MATCHES} are allowed; join on more columns"
@@ -218,6 +337,8 @@ class JoinedRows:
         for join in self.joins:
             if join.table not in tables:
                 raise missing_table(join.table)
+            if tables[join.table].registry and join.lookup:
+                raise require_public(join.table)
             if tables[join.table].registry and join.on_unit is None:
                 raise InvalidParameter(
                     f"{join.table!r} is a registry, whose rows belong to units, and it is not "
@@ -228,6 +349,9 @@ class JoinedRows:
         bound = replace(self, tables=tuple(tables[join.table] for join in self.joins))
         columns: dict[str, str] = {}
         for join, whole in zip(self.joins, bound.tables, strict=True):
+            if join.lookup:
+                join.check(whole)  # now, and not in a run
+                continue
             on = join.right[join.on_unit or 0]
             if whole.registry and columns.setdefault(whole.name, on) != on:
                 raise InvalidParameter(
@@ -255,6 +379,12 @@ class JoinedRows:
         """What each join does to a row; nothing of a registry's rows is told."""
         words = []
         for join, whole in zip(self.joins, self.tables, strict=True):
+            if isinstance(join, InTable | OneValue):
+                words.append(
+                    f"look into {_in_words(whole)} beside each row: {join.words}; no row is "
+                    f"dropped or repeated{_anew(whole)}"
+                )
+                continue
             lonely = "stays, with NULLs" if join.outer else "is dropped"
             on = ", ".join(join.right)
             if whole.registry:
@@ -266,16 +396,9 @@ class JoinedRows:
                 continue
             table, index = _indexed(whole, join)
             most = "1 row" if index.most <= 1 else f"at most {index.most} rows"
-            anew = ""
-            if whole.refresh is not None:
-                anew = (
-                    f"; a live run reads the table anew every {in_words(whole.refresh)}, at the "
-                    "next trigger"
-                )
             words.append(
-                f"to the public table {whole.name} ({len(table)} rows, SHA-256 "
-                f"{whole.digest[:16]}...) on {on}: a row becomes {most} of the same unit, bounded "
-                f"afterwards; a row without a match {lonely}{anew}"
+                f"to {_in_words(whole, len(table))} on {on}: a row becomes {most} of the same "
+                f"unit, bounded afterwards; a row without a match {lonely}{_anew(whole)}"
             )
         return words
 
@@ -328,11 +451,13 @@ class JoinedRows:
             return None, rest
         found: list[tuple[int | None, str]] = []
         for number, join in enumerate(self.joins[:before]):
-            columns = _indexed(self.tables[number], join)[0].column_names if self.tables else []
+            columns = join.columns(self.tables[number]) if self.tables else []
             if dot and head == join.alias:
                 if self.tables and rest not in columns:
                     raise no_such_column(join.table, rest, pa.table({c: [] for c in columns}))
                 return number, rest
+            if join.lookup:
+                continue  # only SQL that we have written names its column
             if name in columns and name not in join.using and name not in self.own:
                 found.append((number, name))
         if f"{self.stream}.{name}" in self._read and found:
@@ -364,6 +489,11 @@ class JoinedRows:
         taken: dict[int | None, tuple[pa.Table, pa.Array | None]] = {None: (table, None)}
         size = len(table)
         for number, join in enumerate(self.joins):
+            if isinstance(join, InTable | OneValue):
+                kinds = _indexed(self.tables[number], join)[1].kinds if join.right else []
+                left = [*self._left_columns(join, taken, size, empty=not size, kinds=kinds)]
+                taken[number] = join.beside(self.tables[number], left, size)
+                continue
             whole, index = _indexed(self.tables[number], join)
             left = [*self._left_columns(join, taken, size, empty=not size, kinds=index.kinds)]
             mine, theirs = index.matches(left, outer=join.outer)
@@ -403,6 +533,18 @@ class JoinedRows:
             yield value
 
 
+def _in_words(whole: WholeTable, rows: int | None = None) -> str:
+    size = len(whole.table) if rows is None else rows
+    return f"the public table {whole.name} ({size} rows, SHA-256 {whole.digest[:16]}...)"
+
+
+def _anew(whole: WholeTable) -> str:
+    if whole.refresh is None:
+        return ""
+    every = in_words(whole.refresh)
+    return f"; a live run reads the table anew every {every}, at the next trigger"
+
+
 def with_joins(
     draft: Draft, builder: QueryBuilder, *, always: bool = False
 ) -> RowPreparation | JoinedRows | None:
@@ -412,21 +554,26 @@ def with_joins(
     if not relation.joins or rows is None:
         return rows
     unit = parameters["privacy_unit_column"]
-    joins = []
+    joins: list[Join] = []
     for clause in relation.joins:
         units = clause.on_unit(unit)
-        joins.append(
-            Join(
-                table=clause.right.table,
-                alias=clause.alias,
-                select=table_select(clause.right, builder),
-                left=tuple(builder.expression(left) for left, _ in clause.pairs),
-                right=tuple(column for _, column in clause.pairs),
-                using=tuple(clause.using),
-                outer=clause.outer,
-                on_unit=units[0] if units else None,
-            )
-        )
+        parts: dict[str, Any] = {
+            "table": clause.right.table,
+            "alias": clause.alias,
+            "select": table_select(clause.right, builder),
+            "left": tuple(builder.expression(left) for left, _ in clause.pairs),
+            "right": tuple(column for _, column in clause.pairs),
+            "using": tuple(clause.using),
+            "outer": clause.outer,
+            "on_unit": units[0] if units else None,
+        }
+        if clause.lookup is None:
+            joins.append(Join(**parts))
+        elif clause.lookup.figure == "IN":
+            joins.append(InTable(**parts))
+        else:
+            how = {"figure": clause.lookup.figure, "distinct": clause.lookup.distinct}
+            joins.append(OneValue(**parts, **how))
     times = (parameters.get(name) for name in ("time_column", "arrival_column"))
     own = (unit, *(name for name in times if name is not None))
     return JoinedRows(joins=tuple(joins), rows=rows, own=own, stream=relation.table)

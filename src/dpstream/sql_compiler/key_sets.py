@@ -88,6 +88,7 @@ def _part(draft: Draft, builder: QueryBuilder, node: exp.Expr, names: list[str])
             names.append(node.name)
             return _of_table(node.name)
         if isinstance(node, exp.Subquery):
+            node.this.set("distinct", None)  # each key is there once in any case
             relation = select_of_table(draft, node.this)
             names.append(relation.table)
             return _of_select(relation.table, table_select(relation, builder))

@@ -208,7 +208,10 @@ def _is_window_column(draft: Draft, node: exp.Expr) -> bool:
 
 
 def refuse_unit_as_key(draft: Draft) -> None:
-    """Nothing made of the unit is a key: each group would be one unit."""
+    """Nothing made of the unit is a key: each group would be one unit.
+
+    Where all groups are public, what is computed of it may be one: arms of a test, MOD(user, 2).
+    """
     unit = draft.parameters["privacy_unit_column"]
     for item in draft.select.expressions:
         if isinstance(item, exp.Column) and item.name == unit and unit not in draft.keys:
@@ -218,13 +221,17 @@ def refuse_unit_as_key(draft: Draft) -> None:
                 "leave it out; COUNT(DISTINCT unit) counts units",
             )
     units = unit_columns(draft)
+    public = "public_groups" in draft.parameters and draft.relation.unit is None
     for name, expression in draft.keys.items():
+        if public and not isinstance(expression.unnest(), exp.Column):
+            continue
         for column in expression.find_all(exp.Column):
             if column.name in units:
                 raise draft.refusal(
                     expression,
                     f"the key {name} is made of the privacy unit {unit}: groups would show units",
-                    "group by other columns; COUNT(DISTINCT unit) counts units",
+                    "group by other columns; COUNT(DISTINCT unit) counts units; arms of a test "
+                    "take public groups: MOD(user_id, 2) AS arm, public_groups = (0, 1)",
                 )
 
 
@@ -565,8 +572,10 @@ def named_arguments(call: exp.Expr) -> dict[str, exp.Expr]:
 
 
 def require_group_bound(draft: Draft) -> None:
-    """How many groups a unit may reach has no default, unless there is only one."""
+    """How many groups a unit may reach: one, or chosen where units have periods, or refused."""
     if draft.series or "max_groups_contributed" in draft.parameters:
+        return
+    if draft.windowed and draft.parameters.get("privacy_unit_period", "forever") != "forever":
         return
     if (draft.keys or draft.windowed) and not draft.unbounded:
         raise draft.refusal(

@@ -110,6 +110,15 @@ class UnitSelect(exp.Expression):
     arg_types: ClassVar[dict[str, bool]] = {"number": True}
 
 
+class TableSubquery(exp.Expression):
+    """A subquery in an expression, which looks into a table; `number` in `Draft.lookups`.
+
+    `this`: what is compared with its values, in x IN (SELECT ...).
+    """
+
+    arg_types: ClassVar[dict[str, bool]] = {"this": False, "number": True}
+
+
 class Item(exp.Expression):
     """An item of the list `this`, which UNNEST made a row of; or its `place`, counted from 0."""
 
@@ -158,6 +167,11 @@ def _item_text(self: Any, node: exp.Expr) -> str:
     """UNNEST(list), with a number from the second one of the same list on."""
     number, word = node.args.get("number"), "OFFSET OF " if node.args.get("place") else ""
     return f"{word}UNNEST({self.sql(node, 'this')}){f' #{number + 1}' if number else ''}"
+
+
+def _lookup_text(self: Any, node: exp.Expr) -> str:
+    number = node.args["number"] + 1
+    return f"{self.sql(node, 'this')} IN (SUBQUERY {number})" if node.this else f"SUBQUERY {number}"
 
 
 def _over_text(self: Any, node: exp.Expr) -> str:
@@ -211,6 +225,11 @@ class PrivateSql(Dialect):
             token: _at_its_place(parse)
             for token, parse in parser.Parser.PLACEHOLDER_PARSERS.items()
         }
+        RANGE_PARSERS: ClassVar[dict[TokenType, Callable[..., Any]]] = {
+            **parser.Parser.RANGE_PARSERS,
+            **dict.fromkeys((TokenType.TILDE, TokenType.RLIKE), lambda self, x: self._matches(x)),
+            TokenType.IRLIKE: lambda self, x: self._matches(x, "(?i)"),
+        }
         QUERY_MODIFIER_PARSERS: ClassVar[dict[TokenType, Callable[..., Any]]] = {
             **parser.Parser.QUERY_MODIFIER_PARSERS,
             _EMIT: lambda self: ("emit", self._parse_emit()),
@@ -235,6 +254,16 @@ class PrivateSql(Dialect):
             if self._match(TokenType.TABLE):
                 return self.expression(KeysOf(this=self._parse_id_var()))
             return super()._parse_unary()
+
+        def _matches(self, value: Any, flags: str = "") -> Any:
+            """PostgreSQL's value ~ 'pattern' and value ~* 'pattern', as a call."""
+            place, pattern = self._prev, self._parse_bitwise()
+            if flags and isinstance(pattern, exp.Literal | exp.RawString):
+                pattern = exp.Literal.string(flags + pattern.name)
+            elif flags:
+                self.raise_error("a pattern in quotes is wanted after ~*")
+            call = exp.Anonymous(this="REGEXP_LIKE", expressions=[value, pattern])
+            return self._parse_escape(self.expression(call, place))
 
         def _parse_window_table(self) -> Any:
             kind = self._tokens[self._index - 2].text.upper()
@@ -287,6 +316,7 @@ class PrivateSql(Dialect):
             WindowTable: lambda self, node: f"{node.args['kind']}({self.sql(node, 'this')}, ...)",
             UserTable: lambda self, node: f"{node.args['kind']}({self.sql(node, 'this')}, ...)",
             UnitSelect: lambda self, node: "SELECT ... GROUP BY unit",
+            TableSubquery: _lookup_text,
             KeysOf: lambda self, node: f"TABLE {self.sql(node, 'this')}",
             Emit: lambda self, node: "EMIT",
             Item: _item_text,
@@ -474,6 +504,11 @@ def _parse_error(text: str, tokens: Sequence[Token], error: ParseError) -> Inval
         at = next((n for n, token in enumerate(tokens) if end and token.end + 1 >= end), None)
         beside = () if at is None else (at, at - 1, at + 1)
         near = () if at is None else tokens[max(at - 3, 0) : at + 1]
+        after = () if at is None else tokens[at : at + 2]
+        if any(token.text.upper() == "CLAMPED" for token in (*near, *after)):
+            reason = "this cannot be read as SQL: CLAMPED BETWEEN is not known"
+            fix = "write SUM(x, contribution_bounds_per_group => (0, 10)), or AVG likewise"
+            return refusal(text, span, reason, fix)
         if any(token.token_type == TokenType.COLON for token in near):
             reason = "this cannot be read as SQL: a colon does not take a field of a value"
             return refusal(text, span, reason, "write JSON_VALUE(column, '$.name')")
@@ -531,6 +566,8 @@ class Draft:
     relation: Relation = field(default_factory=lambda: Relation(table=""))
     unit_selects: list[exp.Expr] = field(default_factory=list)
     """Subqueries that group the rows of each unit."""
+    lookups: list[Any] = field(default_factory=list)
+    """Subqueries in expressions that look into tables (`Lookup`)."""
     keys: dict[str, exp.Expr] = field(default_factory=dict)
     """Expressions of the source's columns to group by, by the name they are published under."""
     aggregates: dict[str, exp.Expr] = field(default_factory=dict)

@@ -90,7 +90,6 @@ def _check(draft: Draft, select: exp.Expr) -> None:
     inner = replace(draft, statement=statement, functions=functions)
     for rule in (
         validate.refuse_joins,
-        validate.refuse_subqueries_in_expressions,
         validate.refuse_unsafe_calls,
     ):
         rule(inner)

@@ -128,24 +128,6 @@ def refuse_window_functions_of_rows(draft: Draft) -> None:
             )
 
 
-def refuse_subqueries_in_expressions(draft: Draft) -> None:
-    """A subquery stands in FROM or nowhere."""
-    for node in draft.select.find_all(exp.Select, exp.SetOperation, exp.Exists):
-        if node is draft.select or isinstance(node.parent, exp.CTE):
-            continue
-        home = node.parent
-        if isinstance(home, exp.Subquery):
-            home = home.parent
-        if isinstance(home, exp.EQ) and isinstance(home.parent, PrivacyClause):
-            continue  # a list of keys
-        if not isinstance(home, exp.From | exp.Join | WindowTable | exp.SetOperation):
-            raise draft.refusal(
-                node,
-                "a subquery in an expression mixes the rows of several units",
-                "use constants, or filter in FROM (SELECT ... WHERE ...)",
-            )
-
-
 def refuse_select_star(draft: Draft) -> None:
     """SELECT * would publish rows."""
     for node in draft.select.expressions:
@@ -269,6 +251,11 @@ def refuse_unsafe_calls(draft: Draft) -> None:
             raise draft.refusal(column, f"{name} {reason}", fix)
     for names, reason, fix in _REFUSED_CALLS:
         for call in find_calls(draft.select, names - draft.functions.keys()):
+            name, text = call_name(call), canonical(call).removeprefix("ANON_")
+            if name in ("ANON_SUM", "ANON_AVG"):
+                fix = f"write {text[:-1]}, contribution_bounds_per_group => (0, 10))"
+            elif name == "ANON_COUNT":
+                fix = f"write {text}"
             raise draft.refusal(call, f"{call_name(call)} {reason}", fix)
     for call in draft.select.find_all(exp.Anonymous):
         name = call_name(call)

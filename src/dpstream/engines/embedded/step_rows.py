@@ -30,7 +30,7 @@ from dpstream.engines.embedded.finished_log import FinishedLog
 from dpstream.engines.embedded.live_reader import Arrivals, ArrivedChunk, LiveView, Positions
 from dpstream.engines.query_run import Run
 from dpstream.engines.table_versions import TableVersions, is_table, refreshed_tables
-from dpstream.errors import InvalidInput, NoiseReuse, UnusableFile
+from dpstream.errors import InvalidInput, NoiseReuse, UnusableFile, no_column
 from dpstream.group_by.bounding import StepRows
 from dpstream.privacy.state import InputLog
 from dpstream.privacy.state.run_directory import read_about
@@ -256,9 +256,7 @@ def check_columns(source: Source, query: RowSpec, *, begun: bool = False) -> Non
             return
         missing = [name for name in query.source_columns if name not in declared]
         if missing:
-            first = first or UnusableFile(
-                f"{partition} has no column {missing[0]!r}; it has {', '.join(declared)}"
-            )
+            first = first or no_column(partition, missing[0], [*declared])
             if not alone:
                 raise first
             continue
