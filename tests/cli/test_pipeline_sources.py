@@ -153,6 +153,31 @@ def test_a_book_of_windows_needs_what_its_queries_need(folder):
             _ = [book.terms() for book in load_pipeline("p.toml").books]
 
 
+@pytest.mark.parametrize("period", ["", 'privacy_unit_period = "1 day"\n'])
+def test_a_book_without_delta(run, folder, period):
+    """It counts epsilon, for queries that have no delta either; another one is named."""
+    head = f'[source]\npath = "clicks.csv"\n[budget]\ndataset = "c"\nepsilon = 3\n{period}' + REST
+    pure = f"""SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 2, privacy_unit_column = user,
+        {"privacy_unit_period = INTERVAL '1' DAY," * bool(period)} time_unit = 's', {DAY},
+        max_groups_contributed = 2, public_groups = ('home', 'news')) page, COUNT(*) AS n
+        FROM TUMBLE(clicks, DESCRIPTOR(at), INTERVAL '1' DAY) GROUP BY page, window_start"""
+    (folder / "p.toml").write_text(head + queries(a=pure))
+    assert "the book counts epsilon = 2, 66.7% of it; it fits" in run("check", "p.toml").out
+    done = run("run", "p.toml")
+    assert done.code == 0, done.err
+    assert "epsilon: 2 of 3 spent, 1 left" in done.err
+    (book,) = run("ledger", "show", "--ledger", "state/ledger", "--json").json
+    assert (book["terms"]["measure"], book["spent_on"][0]["amount"]) == ("epsilon", "2")
+
+    other = pure.replace("epsilon = 2", "epsilon = 1, delta = 1e-9")
+    weekly = pure.replace("'1' DAY,", "'7' DAY,")
+    wrong = [(other, "has no delta, which 'b' needs"), (weekly, "have the book's period")]
+    for text, message in wrong if period else wrong[:1]:
+        (folder / "p.toml").write_text(head + queries(a=pure, b=text))
+        with pytest.raises(InvalidParameter, match=message):
+            _ = [book.terms() for book in load_pipeline("p.toml").books]
+
+
 def test_history_goes_with_several_queries(run, folder):
     """Files that came before a live source are read for each of them."""
     table = clicks(2_000, 500)

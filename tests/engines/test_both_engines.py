@@ -32,6 +32,7 @@ from tests.support.fixed import RUN, SECRET
 from tests.support.live_runs import ScriptedClock, arrivals, start_live, whole_live
 from tests.support.long import is_long
 from tests.support.runs import (
+    CHOOSING,
     LOOKING_BACK,
     PER_UNIT,
     break_off,
@@ -104,6 +105,24 @@ def test_earlier_windows_are_known_after_a_break(engine, tmp_path):
 
     assert published(tmp_path / "broken") == unbroken
     assert last["change"].null_count < len(last)
+
+
+@pytest.mark.parametrize("done", [4, 11])
+def test_bounds_are_chosen_alike_after_a_break(engine, tmp_path, done):
+    """Before the first choice and after it, rows dated ahead of their periods wait; the tables say
+    which bound they have."""
+    rows = table(1500)
+    early = np.maximum(np.array(rows["came"]) - 2 * 3600, 0)
+    rows = rows.set_column(3, "came", pa.array(early))
+    unbroken = whole(tmp_path / "whole", CHOOSING, rows=rows)
+    write(tmp_path / "broken", rows)
+    break_off(tmp_path / "broken", done, CHOOSING, engine=engine)
+    last = list(start(tmp_path / "broken", CHOOSING, engine=engine))[-1]
+    bounds = json.loads(last.schema.metadata[b"dpstream"])["bounds"]
+
+    assert published(tmp_path / "broken") == unbroken
+    assert bounds["max_groups_contributed"] != CHOOSING.first_choice
+    assert bounds["since"] in ("1970-01-01T04:00:00+00:00", "1970-01-01T06:00:00+00:00")
 
 
 def test_keys_are_due_without_data(engine, tmp_path):
@@ -201,6 +220,7 @@ VARIANTS = {
         ),
     ),
     "looking back": LOOKING_BACK,
+    "chosen bounds": CHOOSING,
     "sets of keys": query(
         keys=("page", "seconds"),
         aggregates=(dps.Count("n"), dps.CountUnits("units")),

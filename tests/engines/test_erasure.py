@@ -62,6 +62,12 @@ KINDS = {
         "allowed_lateness": "6 hours",
         "max_groups_contributed": 12,
     },
+    "chosen bounds": {
+        "privacy_unit_period": "12 hours",
+        "window": dps.Tumble("12 hours"),
+        "allowed_lateness": "6 hours",
+        "max_groups_contributed": "auto",
+    },
     "per unit": {
         "aggregates": [
             dps.Count("n", contribution_bounds_per_group=(0, 3)),

@@ -21,6 +21,7 @@ from tests.support.kill_and_replay import (
 )
 from tests.support.long import is_long
 from tests.support.runs import (
+    CHOOSING,
     LOOKING_BACK,
     SHORT,
     break_off,
@@ -110,8 +111,9 @@ def test_keys_that_nobody_derives(tmp_path, expected):
         query(window=None, every="30 minutes", privacy_unit_period="forever", allowed_lateness="0"),
         query(every=None, time_zone="Asia/Kathmandu", aggregates=query().aggregates[:1]),
         LOOKING_BACK,
+        CHOOSING,
     ],
-    ids=["thinned", "one window", "once per window", "looking back"],
+    ids=["thinned", "one window", "once per window", "looking back", "chosen bounds"],
 )
 def test_other_shapes_of_query(tmp_path, asked):
     """Thinned tables, public keys, earlier windows, one window: all of it is in the state."""

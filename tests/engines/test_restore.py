@@ -30,7 +30,7 @@ from tests.support.live_runs import (
 )
 from tests.support.long import is_long
 from tests.support.lost_files import STEPS, Grouped, Series, Stepped, rows, some
-from tests.support.runs import charges, options, published, query, start, table, write
+from tests.support.runs import CHOOSING, charges, options, published, query, start, table, write
 
 LIVE_SERIES = dps.sql(
     """SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 2, privacy_unit = 'w_event',
@@ -159,6 +159,32 @@ def test_windows_that_remember_keys_are_given_up_together(tmp_path, taken, more)
     assert restored.lost
     assert restored.remembers_from == max(restored.lost) + 1
     assert after  # it goes on
+
+
+@pytest.mark.parametrize("more", [0, 3])
+def test_a_run_that_chooses_bounds_is_put_back_only_where_nothing_was_lost(tmp_path, more):
+    """Periods may have begun since, with bounds that the backup does not know."""
+    write(tmp_path, table(1500))
+    facts = {"options": options(3), "ledger": tmp_path / "book", "secret": SECRET}
+    facts["source"] = tmp_path / "rows.parquet"
+    running = iter(dps.run(CHOOSING, state=tmp_path / "state", **facts))
+    shown = [made.to_pylist() for made in itertools.islice(running, 7)]
+    if more:
+        back_up(tmp_path / "state", tmp_path / "backup.tar")
+        shown += [made.to_pylist() for made in itertools.islice(running, more)]
+    running.close()
+    if not more:
+        back_up(tmp_path / "state", tmp_path / "backup.tar")
+    shutil.rmtree(tmp_path / "state")
+    if more:
+        with pytest.raises(StateError, match=r"chooses the bounds of each period.*--take-over"):
+            put_back(tmp_path / "backup.tar", tmp_path / "new")
+        return
+    put_back(tmp_path / "backup.tar", tmp_path / "new")
+    rest = [made.to_pylist() for made in dps.run(CHOOSING, state=tmp_path / "new", **facts)]
+
+    assert len(shown) + len(rest) >= 24
+    assert rest[-1]
 
 
 def alter(table, hour, how):

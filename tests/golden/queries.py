@@ -341,6 +341,14 @@ CASES = {
     "once": asked(table="log", window="", emit="", span=""),
     "on window close": asked(emit="EMIT ON WINDOW CLOSE"),
     "one window": asked(options="time_column = ts", table="log", window=""),
+    "chosen bounds": asked(
+        options="privacy_unit_period = INTERVAL '4' HOUR, arrival_column = seen, "
+        "allowed_lateness = INTERVAL '1' HOUR",
+        table="TUMBLE(log, DESCRIPTOR(ts), INTERVAL '2' HOUR)",
+        groups="AUTO",
+        emit="",
+        epsilon=24,
+    ),
     "late rows": asked(
         options="arrival_column = seen, allowed_lateness = INTERVAL '2' HOUR",
         table="TUMBLE(log, DESCRIPTOR(ts), INTERVAL '6' HOUR)",

@@ -4,6 +4,7 @@ import re
 import sys
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
@@ -30,6 +31,7 @@ def classes():
     """Every class that is shipped and has an identity; the auditor's broken forms are not."""
     for name in REGISTRY:
         find(name)
+    import_module("dpstream.ext")  # and all aggregates
     found, left = set(), [Identified]
     while left:
         new = [cls for cls in left.pop().__subclasses__() if cls not in found]

@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from dpstream.audit.query_samplers import run_plan
 from dpstream.group_by.bounding import KeepMask
+from dpstream.group_by.chosen_bounds import ChosenBounds
 from dpstream.group_by.flow import BoundedRows, Flow
 from dpstream.group_by.key_selection import Mask, Passes
 from dpstream.group_by.perturb import NoisySums
@@ -54,6 +55,10 @@ class Recording:
     ends: Ends = field(default_factory=dict)
     begins: dict[int, tuple[Any, ...]] = field(default_factory=dict)
     """What each window remembers when it begins, where keys are remembered."""
+    bounds: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """The bound of each period, where they are chosen, and since which period it holds."""
+    histograms: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    """The exact histogram of each period's units, by its last window."""
     tables: list[tuple[Any, ...]] = field(default_factory=list)
     """(step, window, release, releases, columns) of every table, in order."""
     draws: Counter[tuple[Any, ...]] = field(default_factory=Counter)
@@ -80,8 +85,8 @@ def record_query(
 ) -> Recording:
     """Run a query over a table, as `run_plan` does, and record what it computes.
 
-    `frozen`: rounds end where they did in another run, and windows remember what they did there, as
-    if the same had been published.
+    `frozen`: rounds end where they did in another run, and windows remember what they did there and
+    have the bounds that they had there, as if the same had been published.
     """
     recording = Recording()
     flow = partial(_RecordingFlow, recording=recording, frozen=frozen)
@@ -103,6 +108,9 @@ class _RecordingFlow(Flow):
         if self.remembered is not None:
             self.remembered = _RecordedKeys(most=self.remembered.most)
             self.remembered.recording, self.remembered.frozen = recording, frozen
+        if self.chosen is not None:
+            self.chosen = _RecordedBounds(choices=self.chosen.choices, current=self.chosen.current)
+            self.chosen.recording, self.chosen.frozen = recording, frozen
         self._before: dict[Group, Integers] = {}
 
     def bound(self, window: int, period: int, rows: Rows) -> KeepMask:
@@ -161,6 +169,13 @@ class _RecordingFlow(Flow):
             by_step = self._recording.totals.setdefault(part.window, {})
             by_step[step] = by_step.get(step, np.zeros_like(added)) + added
 
+    def noisy_histogram(self, due: DueRelease, spend: NoiseStreams) -> tuple[int, ...]:
+        noisy = super().noisy_histogram(due, spend)
+        if noisy:
+            exact = self.histogram(due.window).bucket.table.numbers[0]
+            self._recording.histograms[due.window] = tuple(exact.tolist())
+        return noisy
+
     def _totals_now(self, window: int) -> Integers:
         """The exact totals that noise will be added to; a query may have none."""
         if not self.query.totals:
@@ -209,6 +224,21 @@ class _RecordedKeys(RememberedKeys):
                 self.ids, self.keys, self.sizes, self.missed = self.frozen.begins[window]
             self.recording.begins[window] = (self.ids, self.keys, self.sizes, self.missed)
         return super().begin(windows)
+
+
+class _RecordedBounds(ChosenBounds):
+    """Chooses what another run did, where there is one."""
+
+    recording: Recording
+    frozen: Recording | None
+
+    def begin(self, plan: NoisePlan, windows: Iterable[int]) -> dict[int, bytes]:
+        windows = [*windows]
+        told = super().begin(plan, windows)
+        if self.frozen is not None:
+            self.of_periods |= {p: self.frozen.bounds[p] for p in self.of_periods}
+        self.recording.bounds |= self.of_periods
+        return told
 
 
 def _round(sums: Integers) -> int:

@@ -52,6 +52,17 @@ SHORT = query(
 )
 """5 steps, 2 windows: for what is done a hundred times."""
 
+CHOOSING = query(
+    aggregates=(dps.Count("clicks"), dps.CountUnits("users")),
+    window=dps.Tumble("1 hour"),
+    every="30 minutes",
+    allowed_lateness="30 minutes",
+    privacy_unit_period="2 hours",
+    max_groups_contributed="auto",
+    epsilon=20,
+)
+"""17 steps, 8 windows, 4 periods: the bounds of the last two follow from what is published."""
+
 LOOKING_BACK = dps.sql(
     """SELECT WITH DIFFERENTIAL_PRIVACY
          OPTIONS (epsilon = 20, delta = 1e-5, privacy_unit_column = user, time_unit = 's',

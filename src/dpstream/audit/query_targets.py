@@ -11,7 +11,7 @@ most where noise is drawn anew.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from fractions import Fraction
 from typing import Any
 
@@ -34,6 +34,7 @@ from dpstream.audit.controls.broken_engine import (
     PureNoiseInL2,
     RememberedOnceTouched,
     RemembersActiveKeys,
+    RisingBounds,
     SetsChargedOnce,
     TailPerTrigger,
     ThresholdWithoutPlusOne,
@@ -42,6 +43,8 @@ from dpstream.audit.controls.broken_engine import (
     UnitBySpelling,
     UnitCountedTwice,
     UnitEntersAgain,
+    UnitOfEachSession,
+    UnitOfEachStep,
     UnitOfEachWindow,
     WatermarkFromData,
     units_as_text,
@@ -55,6 +58,7 @@ from dpstream.audit.query_samplers import (
     NodesShown,
     Place,
     QueryRuns,
+    Scenario,
     SeriesRuns,
     column_types,
     json_source,
@@ -229,6 +233,18 @@ def rows_of_units(window: str) -> Any:
     return lambda runs: compile_sql(text).query.prepare
 
 
+def inner_rows_of(source: str, keys: str) -> Any:
+    """What makes inner rows of FUNNEL, RETENTION or sessions; `keys` say the group of each."""
+    text = f"""
+        SELECT WITH DIFFERENTIAL_PRIVACY
+               OPTIONS (epsilon = 1, delta = 0.1, privacy_unit_column = user,
+                        time_unit = 's', start = '1970-01-01', end = '1970-01-02',
+                        max_groups_contributed = 1, max_rows_per_group = 1)
+               window_start, {keys}, COUNT(*) AS n
+        FROM {source} GROUP BY ALL"""
+    return lambda runs: compile_sql(text).query.prepare
+
+
 _INNER: dict[str, Any] = {
     "groups": STEPS,
     "every": None,
@@ -237,6 +253,49 @@ _INNER: dict[str, Any] = {
     "public_groups": lambda runs: range(STEPS * runs),
     "max_groups_contributed": 1,
 }
+_FUNNEL: dict[str, Any] = {
+    "groups": STEPS,
+    "window": Tumble("24 hours"),
+    "joins": inner_rows_of(
+        "FUNNEL(TUMBLE(visits, DESCRIPTOR(ts), INTERVAL '24' HOUR), "
+        "steps => (x = 4, x = 4, x = 4), by => (key AS base))",
+        "step, base + step - 1 AS key",
+    ),
+    "public_groups": lambda runs: range(STEPS * runs),
+}
+"""A unit with k rows of a key by some step is in the group of it and in the k - 1 behind it."""
+_COHORTS: dict[str, Any] = {
+    "groups": STEPS,
+    "every": None,
+    "window": Tumble("8 hours"),
+    "joins": inner_rows_of(
+        "RETENTION(visits, DESCRIPTOR(ts), first => x = 4, again => x = 4, "
+        f"period => INTERVAL '8' HOUR, lags => {STEPS - 1}, by => (run * {STEPS} AS base))",
+        "lag, base + lag AS key",
+    ),
+    "public_groups": lambda runs: range(STEPS * runs),
+}
+"""A unit that is there in all windows is in the first group of its run, then in the next ones."""
+
+
+def _sessions(window: str) -> Any:
+    return inner_rows_of(
+        "TUMBLE((SELECT user, session_start, key + COUNT(*) - 1 AS place FROM SESSION(visits, "
+        "DESCRIPTOR(ts), INTERVAL '10' HOUR) GROUP BY user, session_start, key), "
+        f"DESCRIPTOR(session_start), INTERVAL '{window}' HOUR)",
+        "place AS key",
+    )
+
+
+def _period_pair() -> Pair:
+    """A user's rows of one period of three: the others stay."""
+    unit = tuple((0, step) for step in range(STEPS))
+    with_period = Scenario(others=((0, 0, 5),), unit=unit)
+    without = replace(with_period, unit=(unit[0], unit[2]))
+    return Pair(name="the second of three periods of a user", one=with_period, two=without)
+
+
+_SESSIONS: dict[str, Any] = _INNER | {"max_groups_contributed": 1}
 _SOMETIMES = tuple((0, step) for step in range(STEPS))
 
 
@@ -351,6 +410,18 @@ REMEMBERED = tuple(
 )
 
 
+_CHOSEN: dict[str, Any] = {
+    "window": Tumble("8 hours"),
+    "every": None,
+    "max_groups_contributed": "auto",
+}
+_RISING: dict[str, Any] = {
+    "privacy_unit_period": "24 hours",
+    "groups": 16,
+    "public_groups": lambda runs: range(16 * runs),
+}
+
+
 def query_targets() -> Catalogue:
     """GROUP BY queries of both strategies."""
     spellings = unit_pair(
@@ -451,6 +522,13 @@ def query_targets() -> Catalogue:
             **_REMEMBERED,
             pairs=REMEMBERED,
         ),
+        latched_chosen=_group_by(
+            ", bounds that are chosen for each period by histograms of earlier ones.",
+            **_CHOSEN,
+            groups=8,
+            privacy_unit_period="8 hours",
+            public_groups=lambda runs: range(8 * runs),
+        ),
         sqlp_remembered=_group_by(
             ", keys that the first window has shown, all of them shown in the others.",
             **_REMEMBERED,
@@ -493,6 +571,35 @@ def query_targets() -> Catalogue:
                 for others in (0, 9)
             ),
             **_INNER,
+        ),
+        latched_funnel=_group_by(
+            ": steps that each unit has reached, published as soon as it has.",
+            pairs=tuple(
+                _rows_of_unit(*_SOMETIMES[:many], others=((0, 0, others),))
+                for many in (1, STEPS)
+                for others in (0, 9)
+            ),
+            max_groups_contributed=STEPS,
+            **_FUNNEL,
+        ),
+        latched_cohorts=_group_by(
+            ": a unit's cohort, and when it came back.",
+            pairs=(
+                _rows_of_unit(*_SOMETIMES),
+                _rows_of_unit(*_SOMETIMES, others=((0, 0, 9), (0, 1, 9), (0, 2, 9))),
+            ),
+            max_groups_contributed=STEPS,
+            **_COHORTS,
+        ),
+        latched_sessions=_group_by(
+            ": sessions of each unit within a period, which end with it.",
+            pairs=(_period_pair(),),
+            **_SESSIONS
+            | {
+                "window": Tumble("8 hours"),
+                "privacy_unit_period": "8 hours",
+                "joins": _sessions("8"),
+            },
         ),
         sqlp=_group_by(", one row per group.", strategy="sqlp"),
         sqlp_rows=_group_by(
@@ -617,6 +724,16 @@ def query_controls() -> Catalogue:
             runs=(2_000, 8_000),
             **_REMEMBERED | {"groups": 1},
         ),
+        rising_bounds=_control(
+            "Each window gets a bound of its own, and the period's rises from 1 to 4 to 16.",
+            _rows_of_unit(
+                (0, 0),
+                *((group, 1) for group in range(3)),
+                *((group, 2) for group in range(3, 15)),
+            ),
+            flow=RisingBounds,
+            **_CHOSEN | _RISING,
+        ),
         forgotten_by_exact_counts=_control(
             "A remembered key is forgotten at the end of a window in which nobody had a row in it.",
             _rows_of_unit((0, 1), others=((0, 0, 60),)),
@@ -712,6 +829,29 @@ def query_controls() -> Catalogue:
             flow=UnitOfEachWindow,
             runs=(4_000, 20_000),
             **_INNER | {"window": Tumble("8 hours"), "joins": rows_of_units("8")},
+        ),
+        sessions_over_midnight=_control(
+            "Sessions go on from one period to the next, and each is charged to one period alone.",
+            _period_pair(),
+            flow=UnitOfEachSession,
+            runs=(4_000, 20_000),
+            **_SESSIONS | {"joins": _sessions("24")},
+        ),
+        cohorts_charged_once=_control(
+            "Noise is for one cell of a unit's cohort, and it is in a cell of each window.",
+            _rows_of_unit(*_SOMETIMES, others=((0, 0, 5),)),
+            flow=UnitOfEachWindow,
+            max_groups_contributed=1,
+            runs=(4_000, 20_000),
+            **_COHORTS,
+        ),
+        net_results_published_twice=_control(
+            "How many rows a unit has so far is published at each trigger, with noise for one bin.",
+            _rows_of_unit(*_SOMETIMES, others=((0, 0, 5),)),
+            flow=UnitOfEachStep,
+            max_groups_contributed=1,
+            runs=(4_000, 20_000),
+            **_FUNNEL,
         ),
         watermark_from_data=_control(
             "Steps by the latest event time seen: one row moves those of all others.",

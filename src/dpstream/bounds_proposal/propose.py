@@ -528,6 +528,7 @@ def _with_bounds(query: Query, groups: int, rows: int, clamps: Mapping[str, Clam
         query,
         aggregates=aggregates,
         max_groups_contributed=groups,
+        choose_groups=False,
         max_rows_per_group=rows,
         max_rows_contributed=None,
         max_dropped_rows=None,

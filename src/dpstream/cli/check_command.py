@@ -224,7 +224,8 @@ def _charge(query: AnyQuery, terms: Terms | None) -> dict[str, Any]:
     if terms is None or not isinstance(query, Query) or terms.unit != "user":
         return {}
     amount = plan_query(query.starting(SystemClock().now())).cost(terms)["amount"]
-    return {"charge": float(amount), "of_the_book": float(amount / terms.total)}
+    share = float(amount / terms.total)
+    return {"charge": float(amount), "of_the_book": share, "measure": terms.measure}
 
 
 def _judge(place: str, sample: RowSample, problems: list[str], remarks: list[str]) -> None:
@@ -259,7 +260,8 @@ def _in_words(query: str, report: Mapping[str, Any]) -> str:
     room = ""
     if "charge" in budget:
         share = f"{budget['of_the_book']:.1%} of it"
-        room = f"; the book counts mu^2 = {budget['charge']:.6g}, {share}"
+        measure = "mu^2" if budget["measure"] == "mu_squared" else budget["measure"]
+        room = f"; the book counts {measure} = {budget['charge']:.6g}, {share}"
     if not budget["charged_before"]:
         room += "; it fits" if budget["fits"] else "; it does not fit (see the problem below)"
     lines += [f"  {'noise':<12}{c['column']}: {noise_in_words(c)}" for c in report["noise"]]

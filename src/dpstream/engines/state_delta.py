@@ -21,7 +21,7 @@ from dpstream.group_by.hash_tables import HashTable
 from dpstream.rows.row_batch import Rows
 
 Owner = tuple[str, int]
-"""("window", number), ("period", number) or ("remembered", version): what each version has."""
+"""("window", number), ("period", number), or the version of what is "remembered" or "chosen"."""
 Watermarks = dict[str, Any]
 """How much of an owner's tables a snapshot has: rows in use."""
 STAGES = ("units", "groups")
@@ -36,15 +36,21 @@ def owners(flow: Flow) -> list[Owner]:
     tables = (
         t
         for bucket in flow.state.units
-        for t in (bucket.windows, bucket.counted_pairs, bucket.contributions, bucket.set_pairs)
+        for t in (
+            *(bucket.windows, bucket.counted_pairs, bucket.contributions, bucket.set_pairs),
+            bucket.reached_pairs,
+        )
     )
     windows = {number for by_window in tables for number in by_window}
     windows |= set(flow.state.windows) | set(flow.state.totals) | set(flow.state.held)
+    windows |= set(flow.state.histograms)
     versions = [] if flow.remembered is None else [flow.remembered.version]
+    choices = [] if flow.chosen is None else [flow.chosen.version]
     return (
         [("period", n) for n in sorted(flow.state.periods)]
         + [("window", n) for n in sorted(windows)]
         + [("remembered", n) for n in versions if n]
+        + [("chosen", n) for n in choices if n]
     )
 
 
@@ -56,11 +62,14 @@ def extract(
     if owner[0] == "remembered":
         assert flow.remembered is not None
         return ({} if since else flow.remembered.save()), {"all": True}
+    if owner[0] == "chosen":
+        assert flow.chosen is not None
+        return ({} if since else flow.chosen.save()), {"all": True}
     if "units" in stages:
         for name, tables in _unit_tables(flow, owner).items():
             known = [0] * len(tables) if since is None else since[name]
             delta[name] = flow.workers.each(HashTable.delta, tables, known)
-        if owner[0] == "window" and flow.query.per_unit is not None:
+        if owner[0] == "window" and flow.query.rows_wait:
             pieces = flow.state.held.get(owner[1], [])
             delta["held since"] = 0 if since is None else min(since["held"], len(pieces))
             delta["held"] = [_held(rows) for rows in pieces[delta["held since"] :]]
@@ -82,6 +91,11 @@ def restore(
         if delta:
             flow.remembered.restore(delta)
         return {"all": True}
+    if owner[0] == "chosen":
+        assert flow.chosen is not None
+        if delta:
+            flow.chosen.restore(delta)
+        return {"all": True}
     if "units" in stages:
         for name, tables in _unit_tables(flow, owner).items():
             for table, rows in zip(tables, delta[name], strict=True):
@@ -99,7 +113,7 @@ def is_wasteful(flow: Flow, current: Sequence[Owner], stored: int) -> bool:
     """Do files of `stored` bytes hold far more than there is of these owners?"""
     size = 0  # about
     for owner in current:
-        if owner[0] == "remembered":
+        if owner[0] in ("remembered", "chosen"):
             continue
         groups = flow.state.windows.get(owner[1], []) if owner[0] == "window" else []
         of_units = [table for some in _unit_tables(flow, owner).values() for table in some]
@@ -116,7 +130,7 @@ def _watermarks(flow: Flow, owner: Owner, stages: Sequence[str]) -> Watermarks:
     if "units" in stages:
         for name, tables in _unit_tables(flow, owner).items():
             marks[name] = [table.used for table in tables]
-        if owner[0] == "window" and flow.query.per_unit is not None:
+        if owner[0] == "window" and flow.query.rows_wait:
             marks["held"] = len(flow.state.held.get(owner[1], []))
     if "groups" in stages and owner[0] == "window":
         marks["groups"] = [
@@ -139,6 +153,8 @@ def _unit_tables(flow: Flow, owner: Owner) -> dict[str, list[HashTable]]:
         tables = {"tables": [b.windows.setdefault(number, pair_table(b.bounds)) for b in units]}
         if flow.query.totals and flow.query.counts_units:
             tables["counted"] = [b.counted_pairs.setdefault(number, HashTable()) for b in units]
+        if flow.query.choices:
+            tables["reached"] = [b.reached_pairs.setdefault(number, HashTable(1)) for b in units]
         if counts_in_sets(flow.query):
             tables["sets"] = [b.set_pairs.setdefault(number, HashTable()) for b in units]
         if flow.query.unit_measures:
@@ -152,6 +168,8 @@ def _unit_tables(flow: Flow, owner: Owner) -> dict[str, list[HashTable]]:
     tables = {"tables": [b.periods.setdefault(number, unit_table()) for b in units]}
     if flow.query.totals:
         tables["dropped"] = [b.dropped.setdefault(number, HashTable(1)) for b in units]
+    if flow.query.choices:
+        tables["reached"] = [b.reached.setdefault(number, HashTable(1)) for b in units]
     return tables
 
 
@@ -179,8 +197,11 @@ def _restore_held(flow: Flow, window: int, delta: dict[str, Any]) -> None:
 
 
 def _group_buckets(flow: Flow, window: int) -> list[GroupBucket]:
-    """The groups of a window, and its totals if they are counted."""
-    return [*flow.groups(window), *([flow.totals(window).bucket] if flow.query.totals else [])]
+    """The groups of a window, its totals if they are counted, the histogram of its period."""
+    buckets = [*flow.groups(window), *([flow.totals(window).bucket] if flow.query.totals else [])]
+    if flow.query.choices and flow.ends_period(window):
+        buckets.append(flow.histogram(window).bucket)
+    return buckets
 
 
 def _group(

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from dpstream.errors import InvalidParameter
 from dpstream.explanation.plan_facts import Explanation, Stage
+from dpstream.group_by.chosen_bounds import PERIODS
 from dpstream.group_by.hash_tables import LARGE_TABLE, row_bytes
 from dpstream.group_by.release_table import release_schema, series_schema
 from dpstream.mechanisms import name_of
@@ -69,7 +70,7 @@ def explain(query: Query | SeriesQuery) -> Explanation:
         return _explain_series(query.starting(0))
     query = query.starting(0)
     plan = plan_query(query)
-    told = _explain_group_by(plan)
+    told = _explain_choices(plan) if plan.query.choices else _explain_group_by(plan)
     if query.totals and not plan.query.totals:
         told.budget["words"] += (
             "; what the bounds drop is not measured: over so many releases floating point takes "
@@ -97,6 +98,23 @@ def _explain_group_by(plan: NoisePlan) -> Explanation:
         schema=_schema(release_schema(plan, types_before_rows(query)), query),
         not_protected=_not_protected(query),
     )
+
+
+def _explain_choices(plan: NoisePlan) -> Explanation:
+    """The plan of the first period, and how the bounds of the others are chosen."""
+    query = plan.query
+    told = _explain_group_by(plan.of_groups(query.first_choice))
+    choices = query.choices
+    bounds = told.bounds | {"least_groups": choices[0], "most_groups": choices[-1]}
+    does = (
+        f"each period of {query.period_in_words} has a bound on groups of its own, fixed before "
+        f"its first row: from {choices[0]} to {choices[-1]}, by noisy histograms of the "
+        f"{PERIODS} periods before; the first ones have {query.first_choice}, as is told here"
+    )
+    at = next(number for number, each in enumerate(told.stages) if each.stage == "bound")
+    stages = [*told.stages[:at], Stage("choose", does), *told.stages[at:]]
+    told.budget["words"] += "; 2% of it is for the histograms by which bounds are chosen"
+    return replace(told, stages=stages, bounds=bounds)
 
 
 def _bounds(query: Query) -> dict[str, Any]:

@@ -73,6 +73,10 @@ class UnitBucket:
     """What units have added to groups, by window, where that is bounded (`contributions.py`)."""
     values: dict[int, list[HashTable]] = field(default_factory=dict)
     """The values that units have brought to groups, likewise."""
+    reached_pairs: dict[int, HashTable] = field(default_factory=dict)
+    """Units in groups that they have rows in, kept or not, by window, where bounds are chosen."""
+    reached: dict[int, HashTable] = field(default_factory=dict)
+    """In how many groups each unit has rows, by period, likewise (`chosen_bounds.py`)."""
     set_pairs: dict[int, HashTable] = field(default_factory=dict)
     """Units in groups of fewer keys than all, by window, where there are such sets and units
     count once in each (`grouping_sets.py`)."""
@@ -87,32 +91,34 @@ class UnitBucket:
         *,
         by_value: bool,
         preferred: FirstWords = NONE,
+        bounds: Bounds | None = None,
     ) -> None:
         """Set the flags of the rows at `places` of a batch, all of one window and period.
 
         The batch: units, groups, and a keyed hash of each row, whose first word is its place in
         the order. `by_value`: rows of one group differ in what they add. `preferred`: the groups
-        that the window remembers.
+        that the window remembers. `bounds`: those of the period, where each has its own.
         """
         _, groups, hashes = batch
+        limits = self.bounds if bounds is None else bounds
         units = self.periods.setdefault(period, unit_table())
         pairs = self.windows.setdefault(window, pair_table(self.bounds))
         most: Flags = np.empty(len(places), np.uint8)
         waiting: Integers = np.empty(len(places), np.int64)
-        left = self._keep(units, pairs, batch, places, most, keep_mask, waiting, by_value=by_value)
+        tables, how = (units, pairs, limits), (keep_mask, waiting)
+        left = self._keep(tables, batch, places, most, *how, by_value=by_value)
         later = places[waiting[:left]]
         later = later[np.argsort(hashes[later, 0], kind="stable")]
         if len(preferred):
             behind = ~among_first_words(groups[later], preferred)
             later = later[np.argsort(behind, kind="stable")]
-        self._keep(units, pairs, batch, later, _EVERY, keep_mask, waiting, by_value=by_value)
+        self._keep(tables, batch, later, _EVERY, *how, by_value=by_value)
         if not pairs.used:
             del self.windows[window]  # nobody has got into it
 
     def _keep(
         self,
-        units: HashTable,
-        pairs: HashTable,
+        of: tuple[HashTable, HashTable, Bounds],
         batch: tuple[Words, Words, Words],
         places: Integers,
         most: Flags,
@@ -122,11 +128,12 @@ class UnitBucket:
         by_value: bool,
     ) -> int:
         """Go through rows until a table is full, let it grow, and go on; how many are put off."""
-        limits = (self.bounds.rows, self.bounds.groups, self.bounds.rows_per_group)
+        units, pairs, bounds = of
+        limits = (bounds.rows, bounds.groups, bounds.rows_per_group)
         cells = _EVERY if most is _EVERY else estimate_cells(len(places))
         at = left = 0
         while at < len(places):
-            for table in (units, pairs) if self.bounds.rows > 1 else (units,):
+            for table in (units, pairs) if bounds.rows > 1 else (units,):
                 if table.used >= table.room:
                     table.reserve(min(len(places) - at, SLICE))
             of_units = (units.words, units.index, units.touched, units.used, units.room)

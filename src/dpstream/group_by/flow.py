@@ -24,6 +24,13 @@ import pyarrow as pa
 from dpstream.group_by.bias import Totals, count_totals
 from dpstream.group_by.bounding import KeepMask, UnitBucket
 from dpstream.group_by.cell_sums import CellSums, read_cells
+from dpstream.group_by.chosen_bounds import (
+    ChosenBounds,
+    count_reached,
+    digest_of,
+    last_window_of,
+    period_of,
+)
 from dpstream.group_by.contributions import add_contributions
 from dpstream.group_by.grouping_sets import (
     groups_in_sets,
@@ -38,6 +45,7 @@ from dpstream.group_by.perturb import NoisySums, TableOrder, perturb, thin_out
 from dpstream.group_by.release_table import ReleaseTables
 from dpstream.group_by.remembered_keys import NONE, RememberedKeys, is_taken_in
 from dpstream.privacy.query_spend import NoiseStream, NoiseStreams, QuerySpend
+from dpstream.query.aggregates import Measure
 from dpstream.query.noise_plan import NoisePlan, WindowPlan
 from dpstream.query.query import Query
 from dpstream.query.schedule import DueRelease
@@ -61,6 +69,8 @@ class BoundedRows:
     beside or without them, where rows beyond the bounds count of a unit that is in the group."""
     totals: Integers | None
     """What they add to the totals of the window, where it has any."""
+    reached: Integers | None
+    """What they change in the histogram of their period's units, where bounds are chosen."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -108,6 +118,7 @@ class Flow:
         most = self.query.remembered_keys
         self.remembered = RememberedKeys(most=most) if most else None
         """None in a share of a flow: whoever has all of them hands over what windows begin with."""
+        self.chosen = ChosenBounds.of(self.query)
         self.tables.restore_earlier([])
         self._orders: dict[int, TableOrder] = {}
 
@@ -128,12 +139,17 @@ class Flow:
 
         Only once the steps before are published. Returns a digest for each window, which is noted.
         """
-        if self.remembered is None:
+        if self.remembered is None and self.chosen is None:
             return {}
         new = [due.window for due in self.due(step) if due.release == 1]
-        windows, digests = self.remembered.begin(new)
-        for window, known in windows.items():
-            self.begin_window(window, *known)
+        digests = dict[int, bytes]()
+        if self.remembered is not None:
+            windows, digests = self.remembered.begin(new)
+            for window, known in windows.items():
+                self.begin_window(window, *known)
+        if self.chosen is not None:
+            told = self.chosen.begin(self.plan, new)
+            digests = {w: digest_of(digests.get(w, b""), told[w]) for w in told}
         return digests
 
     def begin_window(self, window: int, ids: Words, keys: pa.Table | None) -> None:
@@ -153,11 +169,12 @@ class Flow:
         for window, period, rows in self.rows_of_step(step, slices):
             keep_mask = self.bound(window, period, rows)
             totals = self.count_totals(window, period, rows, keep_mask)
+            reached = self.count_reached(window, period, rows)
             rows = self.contributions(window, rows, keep_mask)
             if self.query.grouping_sets:
                 rows, keep_mask = self.in_every_set(window, rows, keep_mask)
-            part = BoundedRows(window=window, rows=rows, keep_mask=keep_mask, totals=totals)
-            bounded.append(part)
+            counts = {"totals": totals, "reached": reached}
+            bounded.append(BoundedRows(window=window, rows=rows, keep_mask=keep_mask, **counts))
         return bounded
 
     def _join(self, columns: list[list[Any]]) -> list[Any]:
@@ -172,6 +189,8 @@ class Flow:
         for part in bounded:
             if part.totals is not None:
                 self.totals(part.window).add(part.totals)
+            if part.reached is not None:
+                self.histogram(part.window).add(part.reached)
             self.aggregate(part.window, part.rows, part.keep_mask)
 
     def publish(self, step: int, spend: QuerySpend) -> list[Publication]:
@@ -185,6 +204,7 @@ class Flow:
             self._remember(step, due, noisy)
             releases.append(Publication(due=due, table=self._table(step, due, noisy, totals)))
             # table: groups shown x (window, keys, each aggregate with its error bar, trigger)
+            self._choose(due, noisy, spend)
         return releases
 
     def _remember(self, step: int, due: DueRelease, noisy: Sequence[NoisySums]) -> None:
@@ -202,17 +222,57 @@ class Flow:
         final = due.release == due.releases
         self.remembered.take_in(due.window, ids, table, sums, final=final)
 
+    def _choose(self, due: DueRelease, noisy: Sequence[NoisySums], spend: QuerySpend) -> None:
+        """Take in what a window's last table says of bounds, and the histogram of its period."""
+        if self.chosen is None or due.release < due.releases:
+            return
+        sums = np.concatenate([part.sums for part in noisy])
+        self.chosen.take_in_table(self.plan, due.window, sums)
+        histogram = self.noisy_histogram(due, spend)
+        if histogram:
+            self.chosen.take_in_histogram(period_of(self.query, due.window), histogram)
+
+    def noisy_histogram(self, due: DueRelease, spend: NoiseStreams) -> tuple[int, ...]:
+        """The histogram of a period's units with noise, at the last table of its last window."""
+        last = due.release == due.releases
+        if self.chosen is None or not last or not self.ends_period(due.window):
+            return ()
+        streams = [
+            spend.noise_stream(window=due.window, column=f"units by groups, bin {number}", part=0)
+            for number in range(len(self.query.choices) + 1)
+        ]
+        return self.histogram(due.window).noisy(self.plan.histogram, 1, streams)
+
+    def ends_period(self, window: int) -> bool:
+        """Is this the last window of its period?"""
+        return last_window_of(self.query, period_of(self.query, window)) == window
+
+    def plan_of(self, window: int) -> NoisePlan | None:
+        """The plan with the bounds that a window has; None: its period has not begun."""
+        if self.chosen is None:
+            return self.plan
+        groups = self.chosen.groups_of(self.query, window)
+        return None if groups is None else self.plan.of_groups(groups)
+
+    def _bounded_as(self, window: int) -> NoisePlan:
+        plan = self.plan_of(window)
+        assert plan is not None
+        return plan
+
     def due(self, step: int) -> list[DueRelease]:
         """What is published at a step: nothing of a window that was abandoned."""
         due = self.query.schedule.due(step)
         return [one for one in due if not any(one.window in some for some in self.abandoned)]
 
-    # Per unit: rows that wait for the end of their window, and what they become then.
+    # Rows that wait: for the end of their window, where units' are grouped, or for bounds.
 
     def rows_of_step(
         self, step: int, slices: Iterable[RowSlice]
     ) -> Iterable[tuple[int, int, Rows]]:
         """Window, period and rows that count at a step: inner ones, where units' are grouped."""
+        if self.chosen is not None:
+            yield from self._rows_of_begun(step, slices, self.chosen)
+            return
         if self.query.per_unit is None:
             yield from rows_by_window(slices, self._join)
             return
@@ -239,6 +299,21 @@ class Flow:
                     due.add(window + 1)
                 if len(inner):
                     yield window, period, inner
+
+    def _rows_of_begun(
+        self, step: int, slices: Iterable[RowSlice], chosen: ChosenBounds
+    ) -> Iterable[tuple[int, int, Rows]]:
+        """Rows of periods that have begun; others, dated ahead, wait until theirs has bounds."""
+        held = self.state.held
+        for window in sorted(w for w in held if chosen.groups_of(self.query, w) is not None):
+            pieces = [(rows, 0, len(rows)) for rows in held.pop(window)]
+            for _, period, rows in rows_by_window(pieces, self._join):
+                yield window, period, replace(rows, steps=np.full(len(rows), step, np.int64))
+        for window, period, rows in rows_by_window(slices, self._join):
+            if chosen.groups_of(self.query, window) is not None:
+                yield window, period, rows
+            else:
+                held.setdefault(window, []).append(rows_at(rows, np.arange(len(rows))))
 
     def _carry(self, step: int, window: int, rows: Rows) -> int:
         """Let what is known of units go on to the next window; the last step of that."""
@@ -269,6 +344,7 @@ class Flow:
         how: dict[str, Any] = {
             "by_value": self.query.rows_differ,
             "preferred": known.get(window, NONE),
+            "bounds": None if self.chosen is None else self._bounded_as(window).query.bounds,
         }
 
         def bound_bucket(bucket: UnitBucket, places: Integers) -> None:
@@ -285,13 +361,28 @@ class Flow:
         if not self.query.totals:
             return None
 
+        query = self._bounded_as(window).query
+
         def count_bucket(bucket: UnitBucket, places: Integers) -> Integers:
-            return count_totals(self.query, bucket, window, period, rows, places, keep_mask)
+            return count_totals(query, bucket, window, period, rows, places, keep_mask)
 
         places = in_buckets(rows.units, self.buckets)
         counts = self.workers.each(count_bucket, self.state.units, places, size=len(rows))
         totals: Integers = np.sum(counts, axis=0)
         return totals
+
+    def count_reached(self, window: int, period: int, rows: Rows) -> Integers | None:
+        """What rows change in the histogram of their period; None if bounds are not chosen."""
+        if self.chosen is None:
+            return None
+
+        def count_bucket(bucket: UnitBucket, places: Integers) -> Integers:
+            return count_reached(self.query, bucket, window, period, rows, places)
+
+        places = in_buckets(rows.units, self.buckets)
+        counts = self.workers.each(count_bucket, self.state.units, places, size=len(rows))
+        changes: Integers = np.sum(counts, axis=0)
+        return changes
 
     def contributions(self, window: int, rows: Rows, keep_mask: KeepMask) -> Rows:
         """The rows with what they add to what is bounded for each unit and group, if anything is.
@@ -400,7 +491,7 @@ class Flow:
                 spend.noise_stream(window=due.window, column=total.name, part=0)
                 for total in self.query.totals
             ]
-        plan = self.plan.totals(due.releases)
+        plan = self._bounded_as(due.window).totals(due.releases)
         return self.totals(due.window).noisy(plan, due.release, self._total_streams[due.window])
 
     # Publish: post-processing of noisy sums.
@@ -418,7 +509,8 @@ class Flow:
         if complete:
             order = self._orders.setdefault(due.window, order)
         sums, keys = order.arrange(buckets, noisy)
-        return self.tables.table(step, due, sums, keys, totals)
+        chosen = None if self.chosen is None else self.chosen.describe(self.query, due.window)
+        return self.tables.table(step, due, sums, keys, totals, chosen=chosen)
 
     # State.
 
@@ -450,8 +542,14 @@ class Flow:
         """The totals of a window, where they are counted."""
         return self.state.totals.setdefault(window, Totals(self.query.totals))
 
+    def histogram(self, window: int) -> Totals:
+        """The histogram of the units of a window's period."""
+        last = last_window_of(self.query, period_of(self.query, window))
+        bins = [Measure(kind="rows") for _ in range(len(self.query.choices) + 1)]
+        return self.state.histograms.setdefault(last, Totals(bins))
+
     def _window_plan(self, window: int) -> WindowPlan:
-        return self.plan.window(self.query.schedule.releases(window))
+        return self._bounded_as(window).window(self.query.schedule.releases(window))
 
     def evict(self, window: int) -> None:
         """Drop the state and the noise of a window that is final."""
@@ -511,8 +609,11 @@ class QueryState:
     units: list[UnitBucket]
     windows: dict[int, list[GroupBucket]] = field(default_factory=dict)
     totals: dict[int, Totals] = field(default_factory=dict)
+    histograms: dict[int, Totals] = field(default_factory=dict)
+    """Units of a period by the groups that they have rows in, by its last window."""
     held: dict[int, list[Rows]] = field(default_factory=dict)
-    """Rows that wait for the end of their window, each piece of one window and period."""
+    """Rows that wait for the end of their window, or for the bounds of their period, each piece of
+    one window and period."""
 
     @property
     def bytes(self) -> int:
@@ -524,6 +625,7 @@ class QueryState:
             for table in kind.values()
         ]
         for bucket in self.units:
+            tables += [*bucket.reached.values(), *bucket.reached_pairs.values()]
             tables += [*bucket.contributions.values(), *bucket.set_pairs.values()]
             tables += (table for some in bucket.values.values() for table in some)
         groups = [bucket for buckets in self.windows.values() for bucket in buckets]
@@ -542,11 +644,12 @@ class QueryState:
         """Drop a final window's groups, the units in them, and its totals."""
         self.windows.pop(window, None)
         self.totals.pop(window, None)
+        self.histograms.pop(window, None)
         self.held.pop(window, None)
         for bucket in self.units:
             bucket.windows.pop(window, None)
             by_window = (bucket.counted_pairs, bucket.contributions, bucket.values)
-            for tables in (*by_window, bucket.set_pairs):
+            for tables in (*by_window, bucket.set_pairs, bucket.reached_pairs):
                 tables.pop(window, None)
 
     def evict_period(self, period: int) -> None:
@@ -554,6 +657,7 @@ class QueryState:
         for bucket in self.units:
             bucket.periods.pop(period, None)
             bucket.dropped.pop(period, None)
+            bucket.reached.pop(period, None)
 
 
 def _last_step(query: Query, period: int, step: int) -> int:

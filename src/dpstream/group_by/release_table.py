@@ -148,18 +148,24 @@ class ReleaseTables:
         sums: Integers,
         keys: pa.Table | None,
         totals: Sequence[int] = (),
+        *,
+        chosen: Mapping[str, Any] | None = None,
     ) -> pa.Table:
         """What is published of groups with these noisy sums (groups x measures) and keys.
 
-        `totals`: those of the window, with noise, where the query has any.
+        `totals`: those of the window, with noise, where the query has any. `chosen`: the bounds of
+        the window, where they are chosen.
         """
-        query, plan = self.plan.query, self.plan.window(due.releases)
+        bounded = self.plan
+        if chosen is not None:
+            bounded = self.plan.of_groups(chosen["max_groups_contributed"])
+        query, plan = self.plan.query, bounded.window(due.releases)
         span, time = query.schedule.span(due.window), query.schedule.time_of(step)
         keys = no_keys(query, self.types) if keys is None else keys
         sets = query.sets_of(keys) if query.grouping_sets else None
         stddevs = plan.stddevs_of(due.release, sets)
         place = Place(span, time, due.release, due.releases)
-        bias = self._bias(totals, due)
+        bias = self._bias(totals, due, bounded)
         finish: object = query.finish
         if isinstance(finish, LooksBack):
             finish = partial(finish.look_back, window=due.window, earlier=self.earlier)
@@ -176,6 +182,7 @@ class ReleaseTables:
         if due.release == due.releases:
             self._forget(due.window)
         more = {} if bias is None else bias.facts(query)
+        more |= {} if chosen is None else {"bounds": dict(chosen)}
         return place.describe(release, query.name, self.run_tag, due.window, **more)
 
     def _forget(self, window: int) -> None:
@@ -262,7 +269,12 @@ class ReleaseTables:
                 first += each.found
         return read
 
-    def _bias(self, totals: Sequence[int], due: DueRelease | None = None) -> Bias | None:
+    def _bias(
+        self,
+        totals: Sequence[int],
+        due: DueRelease | None = None,
+        bounded: NoisePlan | None = None,
+    ) -> Bias | None:
         """What the totals of a window say at a release."""
         query = self.plan.query
         if not query.totals:
@@ -270,7 +282,7 @@ class ReleaseTables:
         size = len(query.totals)
         if due is None:  # a release that is made for its columns alone
             return Bias.of(query, [0] * size, np.ones(size), deviations=1.0)
-        plan = self.plan.totals(due.releases)
+        plan = (bounded or self.plan).totals(due.releases)
         stddevs = plan.stddevs[:, due.release - 1]
         deviations = self.plan.interval or USUAL_INTERVAL
         if plan.scales:  # two totals share what may fail: (1 - s) a + s b <= sqrt(2) hypot(...)

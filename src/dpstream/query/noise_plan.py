@@ -49,7 +49,7 @@ from dpstream.privacy.sensitivity import (
     units_change,
 )
 from dpstream.query.aggregates import Measure, Sum
-from dpstream.query.book_periods import book_share, same_rows
+from dpstream.query.book_periods import book_share, periods_in_a_window, same_rows
 from dpstream.query.quantiles import ExponentialQuantile, Level, Quantile
 from dpstream.query.query import Query
 from dpstream.records import Integers, Reals
@@ -59,6 +59,7 @@ _COARSEST = 10  # grid steps that a clamped value must still have
 _VISIBLE = 2  # standard deviations above 0 at which a remembered key is shown
 _MOST_CHOICES = 100  # releases of a window up to which a choice for each is thought of
 _BETTER = 0.9  # of the error of a tree: what a choice must have at most
+_OF_CHOICES = Fraction(1, 50)  # of the budget: histograms by which bounds are chosen
 USUAL_INTERVAL = float(-ndtri(0.025))
 """Half the width of an interval of 95%, in standard deviations."""
 _buffered = lru_cache(maxsize=256)(BufferedLinearToeplitz)  # to find its parameters takes a while
@@ -111,11 +112,13 @@ class NoisePlan:
 
     `kept`: the decays of its counters, by the number of releases, as a run has begun with them:
     what is optimised on the spot differs a little between machines. Whatever they are, sigmas are
-    calibrated for them.
+    calibrated for them. `whole`: the plan of the run, where this one is for the periods that have
+    one of the bounds that it may choose.
     """
 
     query: Query
     kept: tuple[tuple[int, tuple[float, ...]], ...] = field(default=(), kw_only=True)
+    whole: NoisePlan | None = field(default=None, kw_only=True)
 
     @cached_property
     def sensitivities(self) -> tuple[Fraction, ...]:
@@ -223,18 +226,23 @@ class NoisePlan:
     @cached_property
     def calibrated(self) -> QueryCalibration:
         """mu^2 of the whole run, and its float error, whatever the windows' lengths."""
-        query, weights = self.query, self.query.column_weights
+        if self.whole is not None:
+            return self.whole.calibrated
+        query, weights = self.query, self._weights
         noisy = [number for number, column in enumerate(self.columns) if _gets_noise(column)]
         if not noisy:  # choices alone are exact
             room = query.delta - self.delta_slack
             mu_squared = on_grid(mu_squared_for(epsilon=query.epsilon, delta=room))
             return QueryCalibration(mu_squared=mu_squared, sigmas=(), error=NO_FLOAT_ERROR)
+        bins = [Fraction(1)] if query.choices else []  # a unit is in one bin of a histogram
+        of_bins = [weights[-1] / sum(weights)] if bins else []
         return calibrate_query(
-            *(self._process(releases) for releases in query.schedule.lengths),
-            sensitivities=[self.sensitivities[number] for number in noisy],
-            falls=[self.columns[number].fall for number in noisy],
-            shares=[weights[number] / sum(weights) for number in noisy],
-            influence=[self._reached(self.columns[number], self.sets[number]) for number in noisy],
+            *(self._process(releases) for releases in self.lengths),
+            sensitivities=[self.sensitivities[number] for number in noisy] + bins,
+            falls=[self.columns[number].fall for number in noisy] + [Fraction(0) for _ in bins],
+            shares=[weights[number] / sum(weights) for number in noisy] + of_bins,
+            influence=[self._reached(self.columns[number], self.sets[number]) for number in noisy]
+            + [1 for _ in bins],
             epsilon=query.epsilon,
             delta=query.delta,
             delta_slack=self.delta_slack,
@@ -256,10 +264,58 @@ class NoisePlan:
         """What float arithmetic adds: nothing to choices and Laplace noise, which are exact."""
         return NO_FLOAT_ERROR if self.query.pure else self.calibrated.error
 
+    @property
+    def _weights(self) -> tuple[Fraction, ...]:
+        """How the budget is divided among columns, and histograms where bounds are chosen."""
+        weights = self.query.column_weights
+        if not self.query.choices:
+            return weights
+        return (*weights, sum(weights) * _OF_CHOICES / (1 - _OF_CHOICES))
+
+    @cached_property
+    def _split(self) -> tuple[Fraction, ...]:
+        return split_budget(self.total, weights=self._weights)
+
     @cached_property
     def shares(self) -> tuple[Fraction, ...]:
-        """The part of each measure and total."""
-        return split_budget(self.total, weights=self.query.column_weights)
+        """The part of each measure and total: the same whatever bounds are chosen."""
+        return (self._split if self.whole is None else self.whole._split)[: len(self.columns)]
+
+    @property
+    def lengths(self) -> list[int]:
+        """How many releases its noise processes have: those of windows, 1 of a histogram."""
+        lengths = self.query.schedule.lengths
+        return [*lengths, 1] if self.query.choices and 1 not in lengths else lengths
+
+    def of_groups(self, groups: int) -> NoisePlan:
+        """The noise of a period with this bound on groups; all periods share one budget."""
+        if groups not in self._of_groups_chosen:
+            query = self.query.with_groups(groups)
+            self._of_groups_chosen[groups] = NoisePlan(query, kept=self.kept, whole=self)
+        return self._of_groups_chosen[groups]
+
+    @cached_property
+    def _of_groups_chosen(self) -> dict[int, NoisePlan]:
+        return {}
+
+    @cached_property
+    def histogram(self) -> WindowPlan:
+        """The noise of a histogram of units, by the groups that they have rows in.
+
+        One unit of a period is in one bin of its histogram, which is published once.
+        """
+        process, bins = self._process(1), len(self.query.choices) + 1
+        sigma = float(sigma_for(process, sensitivity=Fraction(1), mu_squared=self._split[-1]))
+        stddevs: Reals = np.hypot(np.outer([sigma] * bins, process.error()), 12**-0.5)
+        return WindowPlan(
+            public=True,
+            process=process,
+            sigmas=(sigma,) * bins,
+            stddevs=stddevs,
+            pre_threshold=0,
+            thresholds=np.zeros(1, np.int64),
+            visible=_VISIBLE * stddevs,
+        )
 
     def _choice_epsilon(self, column: int, releases: int) -> Fraction:
         """Epsilon of each choice that a column makes in a group, at one of so many releases."""
@@ -270,11 +326,12 @@ class NoisePlan:
         return round_down(choice_epsilon(mu))
 
     def charges(self, book: Terms) -> list[Fraction]:
-        """What each column takes of a book, in what the book counts."""
+        """What each column takes of a book, in what the book counts; then histograms, if any."""
         if not self.query.pure:
             of_book = book_share(self.query, book)
             pairs = zip(self.shares, self.columns, strict=True)
-            return [part * of_book.times(column) for part, column in pairs]
+            columns = [part * of_book.times(column) for part, column in pairs]
+            return columns + ([self._split[-1]] if self.query.choices else [])
         if book.measure == "epsilon":
             return list(self.shares)
         lost = []
@@ -315,7 +372,7 @@ class NoisePlan:
     @property
     def matrices(self) -> list[tuple[int, tuple[float, ...]]]:
         """The counters' matrices, by the number of releases: they fix the noise."""
-        processes = [(length, self._process(length)) for length in self.query.schedule.lengths]
+        processes = [(length, self._process(length)) for length in self.lengths]
         return [(n, () if isinstance(p, Honaker) else p.decays) for n, p in processes]
 
     def terms(self, book: Terms | None = None) -> Terms:
@@ -336,13 +393,7 @@ class NoisePlan:
     def _own_terms(self) -> Terms:
         query = self.query
         if query.pure:
-            return Terms(
-                unit="user",
-                total=query.epsilon,
-                period=query.period_in_words,
-                time_zone=query.time_zone,
-                change=query.protected,
-            )
+            return pure_terms(query, query.epsilon)
         return own_terms(
             epsilon=query.epsilon,
             mu_squared=self.calibrated.mu_squared,
@@ -482,6 +533,17 @@ class NoisePlan:
         return quantiles
 
 
+def pure_terms(query: Query, epsilon: Fraction) -> Terms:
+    """The terms of a book of epsilon, for queries of the same users that have no delta."""
+    return Terms(
+        unit="user",
+        total=epsilon,
+        period=query.period_in_words,
+        time_zone=query.time_zone,
+        change=query.protected,
+    )
+
+
 def plan_query(query: Query, counters: str | None = None) -> NoisePlan:
     """The plan of a query; grids that nobody chose are made coarser where floats ask for it.
 
@@ -490,6 +552,7 @@ def plan_query(query: Query, counters: str | None = None) -> NoisePlan:
 
     `counters`: the canonical text of the matrices that a run has begun with.
     """
+    _refuse_mixed_periods(query)
     kept = () if counters is None else matrices_of(counters)
     query = given = _with_mechanisms(query, kept)
     while True:
@@ -509,6 +572,18 @@ def plan_query(query: Query, counters: str | None = None) -> NoisePlan:
             if not spared or error.xi <= query.epsilon * ROUNDING_SHARE / 10:
                 return plan
             query = replace(given, report_bias=False)
+
+
+def _refuse_mixed_periods(query: Query) -> None:
+    """Bounds are chosen for a period, so each window has to be of one."""
+    if query.choose_groups and periods_in_a_window(query) > 1:
+        raise InvalidParameter(
+            f"max_groups_contributed = AUTO in the query {query.name!r} needs windows that lie "
+            f"within a period ({query.period_in_words}, from midnight of {query.time_zone} on): a "
+            "window of several would have rows under several bounds, and noise for one; use "
+            "TUMBLE or CUMULATE windows that divide the period, begun where one begins, or give a "
+            "number"
+        )
 
 
 def _with_mechanisms(query: Query, kept: tuple[tuple[int, tuple[float, ...]], ...]) -> Query:

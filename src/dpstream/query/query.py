@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 import numpy as np
 import pyarrow as pa
@@ -49,7 +49,7 @@ _KEYS = """
     aggregates epsilon delta strategy max_groups_contributed max_rows_per_group max_rows_contributed
     pre_threshold selection_share last_share last_budget weights
     confidence debias debias_rows=max_dropped_rows report_bias min_change nonnegative buffers
-    grouping_sets grouping_set_weights remember_keys
+    grouping_sets grouping_set_weights remember_keys choose_groups
 """  # a field that gets another name keeps its key: key=new_name
 _OF_BIAS = Fraction(1, 50)  # of the budget: totals of a window are large beside their noise
 _USUALLY_KEPT = Fraction(9, 10)  # of the rows; whatever it is, sound
@@ -57,6 +57,10 @@ _OF_BEYOND = Fraction(1, 5)  # of what is spent on rows
 _FEWEST_DROPPED = 4  # rows that count of a unit of which few are kept
 MOST_REMEMBERED = 1_000_000
 """Keys of earlier windows that are remembered, if nobody says how many."""
+AUTO: Final = "auto"
+"""In the place of `max_groups_contributed`: each period has a bound that is chosen for it."""
+_HALF_OCTAVES = (1, 2, 3, 4, 6, 8, 11, 16, 23, 32, 45, 64, 91, 128, 181, 256)
+_FIRST_CHOICE = 8  # groups of a unit in the first period, of which nothing is known
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +96,9 @@ class Query(RowSpec, identity="query", keys=_KEYS):
     the bounds have dropped; of each unit at most `max_dropped_rows` dropped rows count (default:
     twice as many as are kept, and at least 4). `debias="global"` makes up for that share in counts
     and sums. `remember_keys`: a key that an earlier window has shown needs no threshold in the next
-    ones; a number says how many are remembered at most (True: a million).
+    ones; a number says how many are remembered at most (True: a million). `max_groups_contributed`
+    may be "auto", as if none is given: each period gets the bound that noisy histograms of earlier
+    periods, which take 2% of the budget, speak for.
     `grouping_sets`: sets of the keys (ROLLUP, CUBE): rows are bounded by all keys, and what is kept
     counts in each set. `grouping_set_weights`: how the sets share the budget (1 each). Over public
     groups the sets are made consistent by least squares, which lowers their error.
@@ -107,7 +113,8 @@ class Query(RowSpec, identity="query", keys=_KEYS):
     epsilon: Fraction
     delta: Fraction = Fraction(0)
     strategy: Literal["latched", "sqlp"] = "latched"
-    max_groups_contributed: int
+    max_groups_contributed: int = cast("int", AUTO)
+    choose_groups: bool = False
     max_rows_per_group: int = 1
     max_rows_contributed: int | None = None
     pre_threshold: int | None = None
@@ -150,7 +157,8 @@ class Query(RowSpec, identity="query", keys=_KEYS):
             allowed_lateness: Duration = ...,
             privacy_unit_period: Duration = "forever",
             time_zone: str = "UTC",
-            max_groups_contributed: int,
+            max_groups_contributed: int | Literal["auto"] = "auto",
+            choose_groups: bool = False,
             max_rows_per_group: int = 1,
             max_rows_contributed: int | None = None,
             public_groups: Sequence[object] | None = None,
@@ -191,6 +199,16 @@ class Query(RowSpec, identity="query", keys=_KEYS):
         if self.strategy == "sqlp":
             put("last_budget", None)  # its trees measure every step alike
         put("aggregates", tuple(self.aggregates))
+        given: Any = self.max_groups_contributed
+        if given == AUTO:
+            put("choose_groups", True)
+            put("max_groups_contributed", _HALF_OCTAVES[-1])
+            if self.max_rows_contributed is not None:
+                raise InvalidParameter(
+                    "max_groups_contributed = AUTO does not go with max_rows_contributed = "
+                    f"{self.max_rows_contributed}, which would have to change with it; leave that "
+                    "out: a unit has max_rows_per_group rows in each group that is chosen"
+                )
         for name in ("max_groups_contributed", "max_rows_per_group", "buffers"):
             put(name, whole(getattr(self, name), name, at_least=1))
         most = self.max_groups_contributed * self.max_rows_per_group
@@ -213,6 +231,8 @@ class Query(RowSpec, identity="query", keys=_KEYS):
         self._check_pure()
         if self.grouping_sets:
             self._check_sets()
+        if self.choose_groups:
+            self._check_choices()
 
     def _check_answers(self) -> None:
         """Refuse aggregates and ways to show them that have no meaning."""
@@ -348,6 +368,60 @@ class Query(RowSpec, identity="query", keys=_KEYS):
                 "where public_groups has all combinations of the values of each key; list them "
                 "all, or use ROLLUP"
             )
+
+    def _check_choices(self) -> None:
+        """Refuse what is not known of bounds that are chosen for each period."""
+        given = f"max_groups_contributed = AUTO (as if none is given) in the query {self.name!r}"
+        if self.window is None or self.privacy_unit_period == "forever":
+            raise InvalidParameter(
+                f"{given} needs windows and a privacy_unit_period, which each have a bound of "
+                "their own, chosen by what was published of earlier periods; a unit for ever has "
+                "one bound for good: give a number (`dpstream bounds` proposes one, paid for)"
+            )
+        for name, wrong in {
+            "delta": self.pure,
+            "strategy = 'sqlp'": self.strategy == "sqlp",
+            "grouping_sets": bool(self.grouping_sets),
+            "rows of each unit that are grouped first": self.per_unit is not None,
+        }.items():
+            if wrong:
+                what = "a query without a delta" if name == "delta" else name
+                raise InvalidParameter(f"{given} does not go with {what}; give a number")
+
+    @cached_property
+    def choices(self) -> tuple[int, ...]:
+        """The bounds on groups of which each period gets one; none: one bound holds for all.
+
+        >>> asked = {"epsilon": 1, "delta": 1e-9, "time_column": "ts", "window": Tumble("1 hour")}
+        >>> Query(privacy_unit_column="user", keys=["page"], privacy_unit_period="1 day",
+        ...       max_groups_contributed="auto", **asked).choices[:6]
+        (1, 2, 3, 4, 6, 8)
+        """
+        most = self.bounds.groups
+        if not self.choose_groups or most == 1:
+            return ()
+        return (*(choice for choice in _HALF_OCTAVES if choice < most), most)
+
+    @property
+    def first_choice(self) -> int:
+        """The bound of periods before which nothing was published."""
+        return max(choice for choice in self.choices if choice <= _FIRST_CHOICE)
+
+    def with_groups(self, groups: int) -> Query:
+        """The query with one bound on groups, for one period."""
+        return replace(
+            self, max_groups_contributed=groups, max_rows_contributed=None, choose_groups=False
+        )
+
+    @property
+    def rows_wait(self) -> bool:
+        """May rows wait for a later step than their own?"""
+        return self.per_unit is not None or bool(self.choices)
+
+    @property
+    def begins_with_tables(self) -> bool:
+        """Does a window begin with what tables of earlier steps tell?"""
+        return bool(self.remembered_keys or self.choices)
 
     @property
     def group_columns(self) -> tuple[str, ...]:
@@ -681,6 +755,8 @@ class Query(RowSpec, identity="query", keys=_KEYS):
             del facts["report_bias"]
         if not self.remembered_keys:
             del facts["remember_keys"]
+        if not self.choose_groups:
+            del facts["choose_groups"]
         if not self.grouping_sets:
             del facts["grouping_sets"], facts["grouping_set_weights"]
         return facts

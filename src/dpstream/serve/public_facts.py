@@ -18,6 +18,8 @@ from dpstream.engines.query_run import AnyQuery
 from dpstream.errors import InvalidParameter
 from dpstream.explanation import explain
 from dpstream.explanation.explain_query import measure_name
+from dpstream.group_by.cohorts import LAG, CohortRows
+from dpstream.group_by.funnel import STEP, STEP_NAME, FunnelRows
 from dpstream.group_by.release_table import release_schema, series_schema
 from dpstream.mechanisms import name_of
 from dpstream.privacy.ledger.charges import Terms
@@ -33,6 +35,7 @@ from dpstream.rows.column_values import types_before_rows
 from dpstream.serve.sides import Refusal
 from dpstream.session.pipeline import Pipeline, PipelineBook
 from dpstream.sql_compiler.compile_sql import compile_sql
+from dpstream.sql_compiler.published_shares import SHARE
 
 SPREADS = ("stddev", "low", "high", "high_all")
 """What may be published beside a figure."""
@@ -115,6 +118,24 @@ class QueryDescription:
                 told[name] = {"kind": "quantiles", "shares": shares, "middle": middle}
         return told
 
+    @cached_property
+    def picture(self) -> dict[str, Any] | None:
+        """Is it a funnel, or cohorts that come back? Then which columns say so.
+
+        `order`: the step, or the lag. `by`: what else it groups by. `count`: the units.
+        """
+        per_unit = self.query.per_unit if isinstance(self.query, Query) else None
+        rows = getattr(per_unit, "inner_rows", None)
+        order = STEP if isinstance(rows, FunnelRows) else LAG
+        counts = [name for name in self.figures if f"{name}{SHARE}" in self.figures]
+        if not isinstance(rows, FunnelRows | CohortRows) or order not in self.keys or not counts:
+            return None
+        by = [name for name in self.keys if name not in (order, STEP_NAME)]
+        about = {"order": order, "by": by, "count": counts[0]}
+        if isinstance(rows, FunnelRows):
+            return {"kind": "funnel", "steps": list(rows.steps)} | about
+        return {"kind": "cohorts", "lags": rows.lags} | about
+
     def spread(self, figure: str, kind: str = "stddev") -> str | None:
         """The column with a figure's standard deviation, or an end of its interval."""
         name = f"{figure}_{kind}"
@@ -161,6 +182,7 @@ class QueryDescription:
                     for name in self.measures
                 ],
             },
+            "picture": self.picture,
             "dropped_rows": self.dropped_rows,
             "looks_back": self.looks_back,
             "unit": self.query.privacy_unit_column,
@@ -265,16 +287,22 @@ def _book(book: PipelineBook, pipeline: Pipeline) -> dict[str, Any]:
 def _user_charges(query: Any, book: Terms) -> list[Line]:
     """The one charge of a run, by what its noise is put on."""
     plan = plan_query(query.starting(0))
+    purposes = [
+        measure_name(measure) + ("" if names is None else f" by {set_name(names)}")
+        for measure, names in zip(plan.columns, plan.sets, strict=True)
+    ]
+    if plan.query.choices:
+        purposes.append("histograms by which bounds are chosen")
     return [
         {
             "query": query.name,
-            "purpose": measure_name(measure) + ("" if names is None else f" by {set_name(names)}"),
+            "purpose": purpose,
             "exact": charge,
             "charges": 1,
             "epsilon": float(query.epsilon),
             "delta": float(query.delta),
         }
-        for measure, names, charge in zip(plan.columns, plan.sets, plan.charges(book), strict=True)
+        for purpose, charge in zip(purposes, plan.charges(book), strict=True)
     ]
 
 
@@ -337,6 +365,8 @@ def _expected(
     query, given = description.query, dict(changes)
     if isinstance(query, SeriesQuery):
         return _expected_of_series(query, given)
+    if "max_groups_contributed" in given:
+        given["choose_groups"] = False
     product = query.max_groups_contributed * query.max_rows_per_group
     if given and query.max_rows_contributed == product:
         given["max_rows_contributed"] = None  # nobody chose it: it follows from the other two

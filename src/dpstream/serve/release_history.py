@@ -151,7 +151,7 @@ class History:
         for each, segment in self._segments(released):
             at = {"window": each.window, "release_index": each.release, "time": each.time}
             if head["over"] == "windows":
-                at |= {"start": each.start, "final": each.release == each.planned}
+                at |= {"start": each.start, "end": each.end, "final": each.release == each.planned}
             find = segment.find_fresh if complete else segment.find
             places = {key: place for key in wanted if (place := find(key)) is not None}
             figures = figures_of(self.description, segment, list(places.values()))

@@ -33,6 +33,7 @@ from dpstream.privacy.ledger.ledger import BACKUPS, Ledger
 from dpstream.privacy.ledger.store import LedgerPlace, as_ledger_place
 from dpstream.privacy.state.secret import secret_path
 from dpstream.query.book_periods import FOREVER, book_share, same_rows
+from dpstream.query.noise_plan import pure_terms
 from dpstream.query.public_tables import WholeTable
 from dpstream.query.query import Query
 from dpstream.query.windows import duration, in_words
@@ -562,6 +563,9 @@ class PipelineBook:
             period = in_words(duration(period, f"{self.where}: privacy_unit_period"))
         wanted = replace(own, period=period, change=change)
         for query in users:
+            if wanted.measure == "epsilon":
+                self._refuse_other_period(query, wanted)
+                continue
             if not same_rows(query, wanted):
                 raise InvalidParameter(
                     f"{self.where}: queries that share a book must protect the same users; the "
@@ -574,7 +578,19 @@ class PipelineBook:
                 raise InvalidParameter(f"{self.where}: {problem}") from None
         return wanted
 
+    def _refuse_other_period(self, query: Query, wanted: Terms) -> None:
+        """What a query without delta takes of other periods is not counted."""
+        own = self._terms_of(query)
+        if own != wanted:
+            raise InvalidParameter(
+                f"{self.where} has no delta, so its queries have the book's period: the book "
+                f"protects {_protects(wanted)}, {query.name!r} protects {_protects(own)}; make "
+                "them agree, or give the book and the queries a delta"
+            )
+
     def _terms_of(self, query: AnyQuery) -> Terms:
+        if isinstance(query, Query) and query.pure and self.delta is None:
+            return pure_terms(query, self.epsilon)
         if isinstance(query, Query):
             return query.promise(epsilon=self.epsilon, delta=self._delta_for(query))
         if query.start is None:

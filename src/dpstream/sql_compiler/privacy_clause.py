@@ -15,6 +15,7 @@ from typing import Any
 from sqlglot import exp
 
 from dpstream.errors import InvalidParameter
+from dpstream.query.query import AUTO
 from dpstream.query.windows import duration
 from dpstream.sql_compiler.expressions import literal_value, suggestion
 from dpstream.sql_compiler.statement import Draft, KeysOf, canonical
@@ -53,6 +54,14 @@ def flag_or_integer(node: exp.Expr) -> bool | int:
     value: bool | int = _constant(node)
     if type(value) not in (bool, int):
         raise WrongKind("TRUE, FALSE or a whole number")
+    return value
+
+
+def integer_or_auto(node: exp.Expr) -> int | str:
+    """A whole number, or AUTO: it is chosen."""
+    if isinstance(node, exp.Column | exp.Var) and node.name.upper() == "AUTO":
+        return AUTO
+    value: int = integer(node)
     return value
 
 
@@ -238,7 +247,7 @@ OPTIONS = {
     "delta": Option(number),
     "privacy_unit_column": Option(column),
     "privacy_unit_period": Option(period),
-    "max_groups_contributed": Option(integer),
+    "max_groups_contributed": Option(integer_or_auto),
     "max_rows_per_group": Option(integer),
     "max_rows_contributed": Option(integer),
     "max_values_per_group": Option(integer),

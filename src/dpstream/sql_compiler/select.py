@@ -572,8 +572,10 @@ def named_arguments(call: exp.Expr) -> dict[str, exp.Expr]:
 
 
 def require_group_bound(draft: Draft) -> None:
-    """How many groups a unit may reach has no default, unless there is only one."""
+    """How many groups a unit may reach: one, or chosen where units have periods, or refused."""
     if draft.series or "max_groups_contributed" in draft.parameters:
+        return
+    if draft.windowed and draft.parameters.get("privacy_unit_period", "forever") != "forever":
         return
     if (draft.keys or draft.windowed) and not draft.unbounded:
         raise draft.refusal(

@@ -168,6 +168,56 @@ SELECT WITH DIFFERENTIAL_PRIVACY
 FROM TUMBLE(visits, DESCRIPTOR(at), INTERVAL '1' HOUR) GROUP BY page, window_start'''
 """
 
+USERS = """
+[source.log]
+path = "log.parquet"
+[source.weeks]
+path = "weeks.parquet"
+[budget.log]
+epsilon = 9
+delta = 1e-8
+[budget.weeks]
+epsilon = 9
+delta = 1e-8
+[state]
+path = "state/"
+[[query]]
+name = "funnel"
+sql = '''
+SELECT WITH DIFFERENTIAL_PRIVACY
+       OPTIONS (epsilon = 4, delta = 1e-9, privacy_unit_column = user,
+                privacy_unit_period = INTERVAL '1' DAY, max_groups_contributed = 3, time_unit = 's',
+                start = TIMESTAMP '2024-05-01', end = TIMESTAMP '2024-05-03')
+       window_start, step, step_name, COUNT(*) AS users
+FROM FUNNEL(TUMBLE(log, DESCRIPTOR(at), INTERVAL '1' DAY),
+            steps => (page = '/home' AS home, page = '/news' AS news, page = '/shop' AS shop),
+            within => INTERVAL '12' HOUR)
+GROUP BY window_start, step, step_name
+EMIT EVERY INTERVAL '12' HOUR'''
+[[query]]
+name = "devices"
+sql = '''
+SELECT WITH DIFFERENTIAL_PRIVACY
+       OPTIONS (epsilon = 4, delta = 1e-9, privacy_unit_column = user,
+                privacy_unit_period = INTERVAL '1' DAY, max_groups_contributed = 4, time_unit = 's',
+                start = TIMESTAMP '2024-05-01', end = TIMESTAMP '2024-05-03')
+       window_start, step, device, COUNT(*) AS users
+FROM FUNNEL(TUMBLE(log, DESCRIPTOR(at), INTERVAL '1' DAY),
+            steps => (page = '/home' AS home, page = '/shop' AS shop), by => (device))
+GROUP BY window_start, step, device'''
+[[query]]
+name = "back"
+sql = '''
+SELECT WITH DIFFERENTIAL_PRIVACY
+       OPTIONS (epsilon = 4, delta = 1e-9, privacy_unit_column = user, time_unit = 's',
+                privacy_unit_period = 'forever',
+                start = TIMESTAMP '2024-05-01', end = TIMESTAMP '2024-06-05')
+       window_start, lag, COUNT(*) AS users
+FROM RETENTION(weeks, DESCRIPTOR(at), first => event = 'signup', again => event = 'visit',
+               period => INTERVAL '7' DAY, lags => 3)
+GROUP BY window_start, lag'''
+"""
+
 LIVE = """
 [source]
 path = "live/"
@@ -243,6 +293,24 @@ def write_many(folder: Path) -> Path:
     columns = {name: [row[at] for row in rows] for at, name in enumerate(("user", "page", "at"))}
     _write(folder / "visits.parquet", columns)
     return _pipeline(folder, MANY_OF_BOTH.format(pages=", ".join(f"'{one}'" for one in few)))
+
+
+def write_users(folder: Path) -> Path:
+    """Two days of visits in steps, and five weeks of users who sign up and come back."""
+    rng = np.random.default_rng(5)
+    count = 9_000
+    user = rng.integers(0, 1_500, count)
+    page = np.array(["/home", "/news", "/shop"], object)[rng.choice(3, count, p=[0.5, 0.3, 0.2])]
+    device = np.array(["phone", "desk"], object)[(user % 3 == 0).astype(int)]
+    at = _START + np.sort(rng.integers(0, 2 * _DAY, count))
+    columns = {"user": user, "page": page, "device": device, "at": at}
+    _write(folder / "log.parquet", {name: list(each) for name, each in columns.items()})
+    count = 30_000
+    event = np.array(["signup", "visit", "visit"], object)[rng.integers(0, 3, count)]
+    at = _START + np.sort(rng.integers(0, 35 * _DAY, count))
+    columns = {"user": rng.integers(0, 3_000, count), "event": event, "at": at}
+    _write(folder / "weeks.parquet", {name: list(each) for name, each in columns.items()})
+    return _pipeline(folder, USERS)
 
 
 def write_live(folder: Path) -> Path:

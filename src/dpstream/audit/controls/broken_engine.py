@@ -249,6 +249,20 @@ class OnlyTouchedKeys(Flow):
         ]
 
 
+class RisingBounds(Flow):
+    """Each window has a bound of its own, and noise for that, whatever came before in the period.
+
+    True: a unit that fills every bound as it rises loses what each window's noise is for, less what
+    it has entered before: with 1, 4 and 16 groups it loses 1 + 3/4 + 12/16 times mu^2.
+    """
+
+    BOUNDS = (1, 4, 16)
+
+    def plan_of(self, window: int) -> NoisePlan | None:
+        """By window."""
+        return self.plan.of_groups(self.BOUNDS[window % len(self.BOUNDS)])
+
+
 class RememberedOnceTouched(Flow):
     """Shows a remembered key from the release on at which somebody has a row in it.
 
@@ -399,6 +413,31 @@ class UnitOfEachWindow(Flow):
         """The same rows, their units with the number of the window."""
         for window, period, rows in super().rows_of_step(*args):
             yield window, period, replace(rows, units=rows.units ^ np.uint64(window + 1))
+
+
+class UnitOfEachStep(Flow):
+    """Takes the inner rows of a unit at each step for those of another unit.
+
+    True: what a unit has goes from one group to the next, and the noise is for one of them.
+    """
+
+    def rows_of_step(self, step: int, *args: Any) -> Iterator[tuple[int, int, Rows]]:
+        """The same rows, their units with the number of the step."""
+        for window, period, rows in super().rows_of_step(step, *args):
+            yield window, period, replace(rows, units=rows.units ^ np.uint64(step + 1))
+
+
+class UnitOfEachSession(Flow):
+    """Takes each session of a unit for that of another unit, as if each were of its own period.
+
+    True: sessions are not cut where a period ends, so one period holds sessions of others together.
+    """
+
+    def rows_of_step(self, *args: Any) -> Iterator[tuple[int, int, Rows]]:
+        """The same rows, their units with their number among them."""
+        for window, period, rows in super().rows_of_step(*args):
+            number = np.arange(1, len(rows) + 1, dtype=np.uint64)
+            yield window, period, replace(rows, units=rows.units ^ number[:, None])
 
 
 def units_as_text(table: pa.Table) -> TableSource:

@@ -163,10 +163,10 @@ class LocalRun(QueryRun):
         """May the next step's rows be bounded before this one is published?
 
         Not before a snapshot, which is of this step; nor if they would have to be waited for; nor
-        where a window begins with the keys that this step's tables show.
+        where a window begins with what this step's tables show.
         """
         step = self.steps_done + 1
-        if self.query.remembered_keys and self.query.schedule.opens_windows(step):
+        if self.query.begins_with_tables and self.query.schedule.opens_windows(step):
             return False
         if self._saves_at(step) or not self._flow.workers.several:
             return False

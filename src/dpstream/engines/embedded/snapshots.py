@@ -29,6 +29,7 @@ import numpy as np
 
 from dpstream.engines.state_delta import Owner, Watermarks, extract, is_wasteful, owners, restore
 from dpstream.errors import DpstreamWarning, StateError
+from dpstream.group_by.chosen_bounds import period_of
 from dpstream.group_by.flow import Flow
 from dpstream.group_by.hash_tables import HashTable
 from dpstream.privacy.ledger.charges import chain_digest
@@ -245,7 +246,7 @@ def _ids_of_unit(flow: Flow, unit: Any) -> Iterator[Words]:
 
 def _erase(flow: Flow, unit_id: Words) -> int:
     """Empty the places of one unit, and mark it as full."""
-    bounds, most = flow.query.bounds, flow.query.most_dropped
+    bounds, most = flow.query.bounds, flow.query.most_dropped  # the most, where they are chosen
     emptied = _forget_held(flow, unit_id)
     for bucket in flow.state.units:
         for units in bucket.periods.values():
@@ -253,6 +254,13 @@ def _erase(flow: Flow, unit_id: Words) -> int:
             if bounds.rows == 1:  # no table says which group it is in
                 emptied += int(np.count_nonzero(units.numbers[rows, 0] == 1))
             units.numbers[rows] = (bounds.rows + 1, bounds.groups + 1)
+        for period, reached in bucket.reached.items():
+            rows = _rows_of(reached, unit_id)
+            reached.numbers[rows] = flow.query.choices[-1] + 1  # it stays in its bin
+            for window, of_window in bucket.reached_pairs.items():
+                if period_of(flow.query, window) == period:
+                    mine = np.isin(of_window.numbers[: of_window.used, 0], rows + 1)
+                    of_window.words[np.flatnonzero(mine)] = 0
         for dropped in bucket.dropped.values():
             dropped.numbers[_rows_of(dropped, unit_id)] = most + 1  # beyond, and counted as that
     for window, buckets in flow.state.windows.items():

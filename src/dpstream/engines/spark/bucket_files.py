@@ -282,6 +282,8 @@ class DriverProgress:
     """What was published of earlier windows, where the query looks at it."""
     remembered: dict[str, Any] = field(default_factory=dict)
     """The keys that earlier windows have shown, where the query remembers them."""
+    chosen: dict[str, Any] = field(default_factory=dict)
+    """The bounds of periods and what they are chosen by, where they are chosen."""
     tables_step: int = 0
     """The last step whose public tables are known, where some are read anew."""
     tables: dict[str, str] = field(default_factory=dict)
@@ -316,7 +318,7 @@ class DriverProgress:
         """Make it the newest one, durably."""
         kept = {name: value for name, value in vars(self).items() if name not in _NOT_KEPT}
         kept["waiting"] = [list(astuple(file)) for file in self.waiting]
-        for name in ("earlier", "remembered"):
+        for name in ("earlier", "remembered", "chosen"):
             if not kept[name]:
                 del kept[name]
         if not self.tables:
@@ -341,7 +343,7 @@ class DriverProgress:
         self.waiting = [file for file in self.waiting if file.last >= end]
         if finished:  # nothing of the query's state is needed any more
             self.waiting, self.units, self.groups, self.earlier = [], {}, {}, []
-            self.remembered = {}
+            self.remembered, self.chosen = {}, {}
         self.digests = {step: digest for step, digest in self.digests.items() if step >= end}
         self.step, self.chain = end, chain
 

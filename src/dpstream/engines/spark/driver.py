@@ -36,6 +36,7 @@ from dpstream.engines.spark.jobs import ADAPTIVE, Jobs, Note, plain_session
 from dpstream.engines.spark.spark_engine import FrameSource, SparkEngine
 from dpstream.engines.table_versions import TableVersions, refreshed_tables
 from dpstream.errors import InvalidParameter, NoiseReuse, StateError
+from dpstream.group_by.chosen_bounds import ChosenBounds, digest_of
 from dpstream.group_by.remembered_keys import RememberedKeys
 from dpstream.privacy.state.run_directory import ANEW, RunDirectory
 from dpstream.query.column_types import Types
@@ -67,6 +68,7 @@ class SparkRun(QueryRun):
     engine: ClassVar[str] = "spark"
     _files: SharedFiles | None = field(init=False, default=None)
     _remembered: RememberedKeys = field(init=False)
+    _chosen: ChosenBounds | None = field(init=False, default=None)
     _versions: TableVersions | None = field(init=False, default=None)
     """Of public tables that are read anew."""
 
@@ -126,6 +128,9 @@ class SparkRun(QueryRun):
         self._remembered = RememberedKeys(most=self.query.remembered_keys)
         if self._progress.remembered:
             self._remembered.restore(self._progress.remembered)
+        self._chosen = ChosenBounds.of(self.query)
+        if self._chosen is not None and self._progress.chosen:
+            self._chosen.restore(self._progress.chosen)
         self.steps_done = self._progress.step
         shared = self.spark.state_location or str(folder.absolute() / "shared")
         location = f"{shared}/{storage.run_tag}"  # a run meets nothing that another has left
@@ -183,9 +188,9 @@ class SparkRun(QueryRun):
             at_once = max(1, min(self.spark.steps_at_once, _MOST_SHOWN // max(shown, 1)))
 
     def _until(self, end: int) -> int:
-        """The end of a job that begins now: a window begins with the keys of earlier steps."""
+        """The end of a job that begins now: a window begins with what earlier steps tell."""
         opens = self.query.schedule.opens_windows
-        if not self.query.remembered_keys:
+        if not self.query.begins_with_tables:
             return end
         return next((step for step in range(self.steps_done + 1, end) if opens(step)), end)
 
@@ -254,6 +259,9 @@ class SparkRun(QueryRun):
         new = [due.window for due in schedule.due(first) if due.release == 1]
         new = [window for window in new if not any(window in some for some in left_out)]
         begins, digests = self._remembered.begin(new if self.query.remembered_keys else [])
+        if self._chosen is not None:
+            bounds = self._chosen.begin(self.plan, new)
+            digests = {w: digest_of(digests.get(w, b""), bounds[w]) for w in bounds}
         contents = (
             step_content(step, progress.digests.get(step, (0, 0))) for step in range(first, end)
         )
@@ -277,6 +285,7 @@ class SparkRun(QueryRun):
             job=progress.name_job("steps"),
             remembered=self._remembered,
             begins=begins,
+            chosen=self._chosen,
         )
         saved = [note for note in told if "stage" in note]
         self._intake.tell_operator(note for note in told if "chunk" in note)
@@ -284,6 +293,7 @@ class SparkRun(QueryRun):
         self._sender.arrived(all_of_them=True)
         progress.earlier = earlier
         progress.remembered = self._remembered.save() if self.query.remembered_keys else {}
+        progress.chosen = {} if self._chosen is None else self._chosen.save()
         progress.advance(end, chain, saved, finished=end == schedule.steps)
         progress.save()
         self._clean()

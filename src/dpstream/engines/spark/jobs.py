@@ -18,6 +18,7 @@ from dpstream.engines.spark.shuffle_rows import IN_SPARK, Shape, ids, numbers, u
 from dpstream.engines.spark.spark_engine import FrameSource, arrow_schema
 from dpstream.engines.spark.tasks import Keys, PublishTask, ReadTask, ShippedPlan, Task, Work
 from dpstream.errors import StateError
+from dpstream.group_by.chosen_bounds import ChosenBounds, period_of
 from dpstream.group_by.flow import Publication
 from dpstream.group_by.release_table import ReleaseTables
 from dpstream.group_by.remembered_keys import Known, RememberedKeys, is_taken_in
@@ -93,16 +94,20 @@ class Jobs:
         job: str,
         remembered: RememberedKeys,
         begins: Mapping[int, Known],
+        chosen: ChosenBounds | None = None,
     ) -> tuple[list[Publication], list[Note], list[tuple[int, int, bytes]]]:
         """The tables of the steps up to `end`, notes for the driver (the files that hold the new
         state, rows that were not used), and what later windows look at.
 
-        `begins`: what windows that begin with the first step remember.
+        `begins`: what windows that begin with the first step remember. `chosen`: the bounds of
+        periods, where they are chosen.
         """
         first, query = progress.step, self.plan.query
         schedule = query.schedule
         due = [(step, release) for step in range(first, end) for release in schedule.due(step)]
-        plan = ShippedPlan.of(self.plan, (release for _, release in due))
+        of_periods = {} if chosen is None else chosen.of_periods
+        groups = [bound for bound, _ in of_periods.values()]
+        plan = ShippedPlan.of(self.plan, (release for _, release in due), groups)
         task = PublishTask(
             **self._common(job, plan),
             first=first,
@@ -112,6 +117,7 @@ class Jobs:
             groups=progress.groups,
             begins=begins,
             remembered=remembered.of_windows,
+            chosen=of_periods,
         )
         buckets = self.session.range(0, self.buckets, 1, self.buckets)
         keys = Keys(rows=self.row_keys, lent=lent)
@@ -123,10 +129,8 @@ class Jobs:
                 f"{2 * self.buckets} buckets were to be saved, and {len(saved)} were; nothing was "
                 "published; run again"
             )
-        totals = {
-            (step, window): tuple(noisy)
-            for step, window, *noisy in (n["totals"] for n in notes if "totals" in n)
-        }
+        totals = {(step, window): tuple(noisy) for step, window, *noisy in _told(notes, "totals")}
+        histograms = {window: bins for window, *bins in _told(notes, "histogram")}
         noisy = _noisy(task.shape, table)
         tables = ReleaseTables(plan=self.plan, types=self.types, run_tag=self.run_tag)
         tables.restore_earlier(progress.earlier)
@@ -141,8 +145,14 @@ class Jobs:
                 final, sizes = release.release == release.releases, sums[:, query.sized_by]
                 remembered.take_in(release.window, shown, groups, sizes, final=final)
             of_window = totals.get((step, release.window), ())
-            table = tables.table(step, release, sums, groups, of_window)
+            told = None if chosen is None else chosen.describe(query, release.window)
+            table = tables.table(step, release, sums, groups, of_window, chosen=told)
             publications.append(Publication(due=release, table=table))
+            if chosen is not None and release.release == release.releases:
+                chosen.take_in_table(self.plan, release.window, sums)
+                if release.window in histograms:
+                    bins = histograms[release.window]
+                    chosen.take_in_histogram(period_of(query, release.window), bins)
         of_rows = [note for note in notes if "unused" in note]
         return publications, saved + of_rows, tables.save_earlier()
 
@@ -167,6 +177,11 @@ class Jobs:
             return _collect(last)
         finally:
             shared.destroy()
+
+
+def _told(notes: Sequence[Note], name: str) -> list[Any]:
+    """What all notes of a kind tell."""
+    return [note[name] for note in notes if name in note]
 
 
 def _noisy(

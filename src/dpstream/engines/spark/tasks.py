@@ -149,12 +149,16 @@ class PublishTask(Task):
     """What each window that begins with the first of these steps remembers."""
     remembered: Mapping[int, FirstWords]
     """Which keys each open window remembers."""
+    chosen: Mapping[int, tuple[int, int]]
+    """The bounds of periods that have begun, where they are chosen, and since which period."""
 
     def flow(self, bucket: int) -> Flow:
         """The stages, with what the driver remembers."""
         flow = super().flow(bucket)
         if flow.remembered is not None:
             flow.remembered.of_windows = dict(self.remembered)
+        if flow.chosen is not None:
+            flow.chosen.of_periods = dict(self.chosen)
         return flow
 
 
@@ -164,10 +168,19 @@ class ShippedPlan(NoisePlan):
 
     windows: dict[int, WindowPlan]
     of_totals: dict[int, WindowPlan]
+    chosen: dict[int, ShippedPlan] = field(default_factory=dict)
+    """By bound, where those of periods are chosen."""
+    of_histogram: WindowPlan | None = None
 
     @classmethod
-    def of(cls, plan: NoisePlan, due: Iterable[DueRelease]) -> ShippedPlan:
-        """For a job that publishes these; its rows may enter windows that are due later."""
+    def of(
+        cls, plan: NoisePlan, due: Iterable[DueRelease], groups: Iterable[int] = ()
+    ) -> ShippedPlan:
+        """For a job that publishes these; its rows may enter windows that are due later.
+
+        `groups`: the bounds that periods have, where they are chosen.
+        """
+        due = list(due)
         of_due = {release.releases for release in due}
         lengths = of_due | set(plan.query.schedule.lengths)
         totals = of_due if plan.query.totals else set()
@@ -175,6 +188,8 @@ class ShippedPlan(NoisePlan):
             query=plan.query,
             windows={length: plan.window(length) for length in lengths},
             of_totals={length: plan.totals(length) for length in totals},
+            chosen={bound: cls.of(plan.of_groups(bound), due) for bound in sorted(set(groups))},
+            of_histogram=plan.histogram if plan.query.choices else None,
         )
 
     def window(self, releases: int) -> WindowPlan:
@@ -184,6 +199,16 @@ class ShippedPlan(NoisePlan):
     def totals(self, releases: int) -> WindowPlan:  # type: ignore[override]
         """The noise of a window's totals."""
         return self.of_totals[releases]
+
+    def of_groups(self, groups: int) -> ShippedPlan:
+        """The noise of a period with this bound on groups."""
+        return self.chosen[groups]
+
+    @property
+    def histogram(self) -> WindowPlan:
+        """The noise of a histogram of units."""
+        assert self.of_histogram is not None
+        return self.of_histogram
 
 
 def run_task(work: Work, shared: Any, sealed: bytes, batches: Batches) -> Batches:
@@ -333,6 +358,9 @@ def _bound(task: PublishTask, bucket: int) -> Batches:
     for step in range(task.first, task.end):
         slices = [(rows, a, b) for rows in parts for at, _, _, a, b in rows.runs if at == step]
         for window, period, rows in flow.rows_of_step(step, slices):
+            reached = flow.count_reached(window, period, rows)
+            if reached is not None:
+                totals.append({"reached": [step, window], "counts": reached.tolist()})
             keep_mask = flow.bound(window, period, rows)
             counts = flow.count_totals(window, period, rows, keep_mask)
             if counts is not None:
@@ -411,6 +439,8 @@ def _publish(task: PublishTask, bucket: int, table: pa.Table | None, texts: list
             add(task, flow, window, mine)
         for note in (note for note in received if note.get("total", [None])[0] == step):
             flow.totals(note["total"][1]).add(np.array(note["counts"], np.int64))
+        for note in (note for note in received if note.get("reached", [None])[0] == step):
+            flow.histogram(note["reached"][1]).add(np.array(note["counts"], np.int64))
         for due in flow.query.schedule.due(step):
             if due.window in task.keys.lent.keys:  # others were abandoned
                 (noisy,) = flow.perturb(due, streams)
@@ -419,6 +449,8 @@ def _publish(task: PublishTask, bucket: int, table: pa.Table | None, texts: list
                 if flow.query.totals and bucket == 0:
                     totals = flow.noisy_totals(due, streams)
                     yield notes(0, [json.dumps({"totals": [step, due.window, *totals]})])
+                if bucket == 0 and (histogram := flow.noisy_histogram(due, streams)):
+                    yield notes(0, [json.dumps({"histogram": [due.window, *histogram]})])
             if due.release == due.releases:
                 flow.evict(due.window)
     passed = [

@@ -553,7 +553,9 @@ def refuse_restore(folder: Path, *, ledger: Ledger) -> None:
     with closing(InputLog(folder / about["log"], run=about["run"])) as log:
         directory = RunDirectory(folder=folder, about=about, secret=nothing, ledger=ledger, log=log)
         _compare(directory, older=True)
-        _missing_steps(directory, *ledger.steps_of(run), reached=ledger.known(run).reached)
+        reached = ledger.known(run).reached
+        _refuse_chosen_bounds(directory, reached=reached)
+        _missing_steps(directory, *ledger.steps_of(run), reached=reached)
 
 
 def restore_run(
@@ -577,6 +579,7 @@ def restore_run(
     with closing(InputLog(folder / about["log"], run=about["run"])) as log:
         directory = RunDirectory(folder=folder, about=about, secret=nothing, ledger=ledger, log=log)
         _compare(directory, older=True)
+        _refuse_chosen_bounds(directory, reached=known.reached)
         logged, epoch = log.last + 1, mint_run_id().hex()
         _take_from_ledger(directory, *ledger.steps_of(run), reached=known.reached)
         final, lost = range(0), list[int]()
@@ -602,6 +605,20 @@ def restore_run(
         lost=tuple(lost),
         remembers_from=known.minted if forgets else None,
     )
+
+
+def _refuse_chosen_bounds(directory: RunDirectory, *, reached: int) -> None:
+    """Refuse a run whose periods may have begun with bounds that the backup does not have.
+
+    What is left of such a period would get other bounds, beside windows that have drawn under the
+    first ones: more than one charge.
+    """
+    if reached > directory.log.last and "choose_groups" in directory.about.get("facts", {}):
+        raise StateError(
+            f"the run in {directory.folder} chooses the bounds of each period "
+            "(max_groups_contributed = AUTO), and the backup does not know those of periods that "
+            f"have begun since: it cannot go on; {NEXT}"
+        )
 
 
 def _depend_on_others(about: About, *, later_final: bool) -> bool:

@@ -41,6 +41,8 @@ export const windows = (name, after) => get(`${of(name)}/windows`, { limit: 100,
 export const latest = (name, parameters) => get(`${of(name)}/latest`, parameters, "latest");
 export const top = (name, parameters) => get(`${of(name)}/latest`, parameters, "top");
 export const series = (name, parameters) => get(`${of(name)}/series`, parameters, "series");
+export const picture = (name, parameters) => get(`${of(name)}/latest`, parameters, "picture");
+export const cells = (name, parameters) => get(`${of(name)}/series`, parameters);
 export const before = (name, parameters) => get(`${of(name)}/series`, parameters, "before");
 export const watched = (name, parameters) => get(`${of(name)}/series`, parameters);
 export const wholeKey = (name, id) => get(`${of(name)}/keys/${encodeURIComponent(id)}`, {}, "key");

@@ -9,6 +9,7 @@ import { count, moment } from "./format.js";
 import { showHead, showMeasures, showNothing, showQueries } from "./head.js";
 import { pointText, showLegend, showTable } from "./legend.js";
 import { listen, status } from "./live.js";
+import { showPeople } from "./people.js";
 import { Slots } from "./slots.js";
 import { measureName, showSpread } from "./spread.js";
 import { startTheme } from "./theme.js";
@@ -90,6 +91,7 @@ async function refresh() {
         ? null
         : api.top(query.name, { window, sort, limit: FOLLOWED }),
       windows.load(query.name, view.window),
+      showPeople(query, window),
     ]);
     answer = page;
     const ids = view.picked ?? (first ?? page).rows.slice(0, keyed ? FOLLOWED : 1).map((row) => row.id);
@@ -100,7 +102,7 @@ async function refresh() {
     byId("parquet").href = api.download(query.name, "parquet", page.window);
     byId("follow").hidden = view.picked === null;
     // A query without time publishes once: there is no course to draw, but there may be a spread.
-    const drawn = page.time || aggregate?.list;
+    const drawn = page.time || aggregate?.list || query.picture;
     byId("chart-card").hidden = !drawn;
     byId("chart-card").classList.toggle("bins-only", bins || !page.time);
     if (drawn) await draw(ids, { window, all, aggregate, bins });
