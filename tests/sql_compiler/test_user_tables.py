@@ -217,9 +217,9 @@ def test_a_unit_in_one_window_is_in_as_many_groups_as_there_are_steps():
     assert dps.funnel(**options).max_groups_contributed == 2
     assert dps.funnel(**daily, privacy_unit_period="1 day").max_groups_contributed == 2
     for more in ({}, {"privacy_unit_period": "2 days"}):
-        with pytest.raises(dps.errors.InvalidParameter, match="max_groups_contributed is missing"):
+        with pytest.raises(dps.errors.InvalidParameter, match="max_groups_contributed"):
             dps.funnel(**daily, **more)
-    with pytest.raises(dps.errors.InvalidParameter, match="max_groups_contributed is missing"):
+    with pytest.raises(dps.errors.InvalidParameter, match="max_groups_contributed"):
         dps.funnel(**options, by=["y"])
 
 
