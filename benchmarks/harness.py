@@ -53,6 +53,7 @@ BENCHES: Final[dict[str, str]] = {
     "connectors": "records per second of each source and sink, beside files",
     "aggregates": "rank errors of quantiles, once beside pipeline-dp and opendp, and continually",
     "rollup": "errors of totals and parts of ROLLUP and CUBE, before least squares and after it",
+    "users": "activity, sessions, funnels, retention: errors, coverage, speed beside a group-by",
     "coverage": "how often published intervals hold the truth: aggregates, strategies, mechanisms",
     "bounds": "what `bounds` says is left out, paid with epsilon 0.1, beside what is left out",
     "year": "a simulated year with crashes, a move, restores: the same releases, and a flat disk",

@@ -290,6 +290,27 @@ def test_parameters_that_make_no_sense_are_refused(parameters, problem):
         Dpi(**{"epsilon": 1, **parameters})
 
 
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"publish": "synopsis", "gap": 3},
+        {"queries": (8, 2)},
+        {"allocation": "sparse"},
+        {"allocation": "sparse", "publish": "posterior"},
+    ],
+    ids=str,
+)
+def test_what_is_written_of_it_makes_it_again(more):
+    """Also where parameters that came later have no key: a run is taken up as it was begun."""
+    dpi = Dpi(epsilon=1, **more)
+    names = Dpi.names_of_keys()
+
+    assert Dpi(**{names[key]: value for key, value in dpi.written().items()}) == dpi
+    if more == {"allocation": "sparse"}:
+        assert not {"publish", "gap"} & set(dpi.written())
+
+
 def test_one_bin_is_no_distribution():
     """It would always be 1."""
     with pytest.raises(InvalidInput, match="at least 2 bins"):
