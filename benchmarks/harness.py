@@ -52,6 +52,7 @@ BENCHES: Final[dict[str, str]] = {
     "queries": "SQL on real event logs, by the command, Python and Spark: the same releases",
     "connectors": "records per second of each source and sink, beside files",
     "aggregates": "rank errors of quantiles, once beside pipeline-dp and opendp, and continually",
+    "found_keys": "keys alone, with weights and without, beside pipeline-dp; the true top keys",
     "rollup": "errors of totals and parts of ROLLUP and CUBE, before least squares and after it",
     "users": "activity, sessions, funnels, retention: errors, coverage, speed beside a group-by",
     "coverage": "how often published intervals hold the truth: aggregates, strategies, mechanisms",

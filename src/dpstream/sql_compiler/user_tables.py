@@ -19,6 +19,7 @@ from sqlglot import exp
 from dpstream.errors import InvalidParameter
 from dpstream.group_by.cohorts import AGAIN, FIRST, LAG, MOST_LAGS, CohortRows
 from dpstream.group_by.funnel import MOST_STEPS, STEP, STEP_NAME, FunnelRows
+from dpstream.query.windows import Tumble, duration
 from dpstream.sql_compiler.outer_select import quoted_column
 from dpstream.sql_compiler.privacy_clause import WrongKind, integer, interval, node_of
 from dpstream.sql_compiler.statement import (
@@ -269,6 +270,15 @@ def complete_user_table(draft: Draft) -> None:
     given.setdefault("max_rows_per_group", 1)
     if isinstance(inner, CohortRows):
         given.setdefault("max_groups_contributed", inner.most)
+        return
+    window, period = given.get("window"), given.get("privacy_unit_period", "forever")
+    once = (
+        type(window) is Tumble
+        and period != "forever"
+        and window.size == duration(period, "privacy_unit_period")
+    )
+    if not others and (window is None or once):  # a unit is in one window
+        given.setdefault("max_groups_contributed", len(inner.steps))
 
 
 def _value(inner: FunnelRows | CohortRows, name: str, number: int, value: Any) -> Any:
