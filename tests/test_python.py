@@ -241,3 +241,12 @@ def test_every_public_name_has_an_example():
 
     assert missing == []
     assert len(asked) > 60
+
+
+def test_a_run_at_its_end_says_so(tmp_path):
+    """A notebook that is run once more gets no empty table without a word."""
+    how = {"source": RECORDS, "state": tmp_path / "state", "sink": str(tmp_path / "out")}
+    first = dps.run(COUNT, **how).collect()
+    with pytest.warns(dps.errors.UnexpectedResult, match="none comes twice; its sink has them"):
+        assert len(dps.run(COUNT, **how).collect()) == 0
+    assert dps.read(tmp_path / "out")["page"].to_pylist() == first.table["page"].to_pylist()

@@ -54,6 +54,9 @@ if TYPE_CHECKING:
     from dpstream.session import run as run
     from dpstream.session import run_all as run_all
     from dpstream.session import with_tables as with_tables
+    from dpstream.sql_compiler import funnel as funnel
+    from dpstream.sql_compiler import retention as retention
+    from dpstream.sql_compiler import sessions as sessions
     from dpstream.sql_compiler import sql as sql
 
 # Public names are imported on first use: the command line and the ledger start without Numba.
@@ -79,7 +82,7 @@ _NAMES_BY_HOME = {
     "query.windows": "Cumulate Hop Tumble",
     "records": "Release",
     "session": "Feed Refreshed Run Runs read run run_all with_tables",
-    "sql_compiler": "sql",
+    "sql_compiler": "funnel retention sessions sql",
 }
 _HOMES = {name: home for home, names in _NAMES_BY_HOME.items() for name in names.split()}
 __all__ = sorted(["__version__", "errors", "ext", "mechanisms", *_HOMES])

@@ -269,6 +269,21 @@ def test_proposals_can_be_pasted():
     assert (same.aggregates[0].lo, same.aggregates[0].hi) == found.clamps["amount"]
 
 
+@pytest.mark.parametrize("sets", [[[], ["item", "at"], ["item"]], [["item"], ["at"]]])
+def test_sets_of_keys_that_are_found(sets):
+    """Noise and threshold are those of the set with most keys, wherever it stands."""
+    asked = asked_of(keys=["item", "at"], grouping_sets=sets)
+    found = dps.bounds(asked, orders(), public=True)
+    choice = next(c for c in found.trade_off if c.groups == found.max_groups_contributed)
+    window = plan_query(found.bounded_query).window(1)
+    largest = max(range(len(sets)), key=lambda at: len(sets[at]))
+    measures = found.bounded_query.measures_of["count"]
+    row = window.measures * largest + found.bounded_query.measures.index(measures[0])
+
+    assert choice.threshold == window.thresholds[largest, -1]
+    assert math.isclose(choice.noise, window.stddevs[row, -1], rel_tol=1e-6)
+
+
 @pytest.mark.parametrize(
     "options", [{}, {"public": True, "epsilon": 1}, {"epsilon": 1, "sample": 0}]
 )
@@ -441,3 +456,23 @@ def test_joined_and_united_rows_are_measured_after_the_join(tmp_path, capsys, mo
         dps.bounds(dps.sql(both, max_groups_contributed=1), {"a": rows}, public=True)
     with pytest.raises(InvalidParameter, match="'pages' is joined, and it is not declared"):
         dps.bounds(dps.sql(text, max_groups_contributed=1), rows, public=True)
+
+
+def test_bounds_of_pairs_and_of_keys_alone_are_proposed():
+    """Pairs of columns keep their clamps and count as rows; weighted keys as units."""
+    rng = np.random.default_rng(3)
+    user, key = rng.integers(0, 900, 3000), rng.integers(0, 5, 3000)
+    table = pa.table({"user": user, "key": key, "x": rng.uniform(0, 9, 3000)})
+    common = {"privacy_unit_column": "user", "keys": ["key"], "epsilon": 1, "delta": 1e-9}
+    common["max_groups_contributed"] = 4
+    about = {"columns": ("x", "x"), "contribution_bounds_per_row": ((0, 9), (0, 9))}
+    pairs = dps.bounds(
+        dps.Query(**common, aggregates=[dps.Correlation("r", **about)]), source=table, public=True
+    )
+    keys = dps.bounds(
+        dps.Query(**common, aggregates=[], weighted_keys=True), source=table, public=True
+    )
+    assert pairs.clamps == keys.clamps == {}
+    assert {each.aggregate for each in pairs.expected} == {"r"}
+    assert min(each.noise for each in pairs.expected) < 0.1
+    assert pairs.max_groups_contributed > 1 < keys.max_groups_contributed

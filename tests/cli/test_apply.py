@@ -141,7 +141,7 @@ def test_a_change_comes_at_the_end_of_the_period(run, folder, at, tmp_path_facto
     assert "nothing was changed; to carry it out: --yes" in shown.err
     assert "unchanged kept" in shown.out
     assert "changed   old (in state and sinks: old_2)" in shown.out
-    assert "epsilon was 2 and is now 19/10" in shown.out
+    assert "epsilon was 2 and is now 1.9" in shown.out
     assert (
         "goes on until 2024-05-02T00:00:00+00:00, and ends for good; its releases stay" in shown.out
     )
@@ -440,6 +440,35 @@ def test_one_query_grows_into_what_another_leaves_and_both_can_be_had_back(run, 
     }
 
 
+def test_a_change_that_a_backup_does_not_know_of_is_made_once_more(run, folder, at):
+    """The state is lost after it: the sink has releases of the first and the second name."""
+    rows(folder)
+    write(folder, a=asked(3), b=asked("0.5"))
+    go(folder / "pipeline.toml", FIRST, FIRST + 9 * HOUR)
+    assert run("state", "backup", "state", "b.tar").code == 0
+    at(FIRST + 9 * HOUR)
+    write(folder, a=asked("3.1"), b=asked("0.5"))
+    assert run("apply", "pipeline.toml", "--yes").code == 0
+    go(folder / "pipeline.toml", FIRST + 9 * HOUR, FIRST + DAY + 13 * HOUR)
+    before = files(folder)
+    assert windows(folder, "a_2") > 1
+    shutil.rmtree(folder / "state")
+    assert "a is left out" in run("state", "restore", "b.tar", "state").err
+    at(FIRST + DAY + 14 * HOUR)
+    full = run("apply", "pipeline.toml")
+    assert full.code == 3
+    assert "if the state of a run in that book is lost, end it: dpstream ledger end" in full.err
+    lost = spent(folder)["a_2"]["run"]
+    assert run("ledger", "end", lost, "book", "--because", "its state is lost").code == 0
+    done = run("apply", "pipeline.toml", "--yes")
+    assert "added     a (in state and sinks: a_3)" in done.out
+    go(folder / "pipeline.toml", FIRST + DAY + 14 * HOUR, FIRST + 3 * DAY)
+
+    assert windows(folder, "a_3") == 4  # of the third day: the second one is a_2's
+    assert files(folder).items() >= before.items()
+    assert spent(folder)["a_3"]["periods"][0] == spent(folder)["a_2"]["begun"] + 1
+
+
 def test_a_change_made_at_once_gives_back_what_it_held(run, folder, at):
     """Accepted for the end of the period first, then with --now: the place is held no more."""
     rows(folder)
@@ -475,7 +504,7 @@ def test_a_change_cannot_be_taken_back_when_its_place_is_given_away(run, folder,
 
 @pytest.mark.parametrize("lateness", ["7", "0"] if is_long() else ["7"])
 def test_a_run_that_nobody_has_told_ends_with_its_period_all_the_same(
-    run, folder, at, tmp_path_factory, lateness
+    run, folder, at, tmp_path_factory, lateness, caplog
 ):
     """It is stopped where the next period would begin; the releases are those of a reload."""
     text = {"lateness": f"INTERVAL '{lateness}' HOUR", "emit": " EMIT EVERY INTERVAL '3' HOUR"}
@@ -483,10 +512,10 @@ def test_a_run_that_nobody_has_told_ends_with_its_period_all_the_same(
     at(FIRST + 15 * HOUR)
     for place in (folder, told):
         rows(place)
-        write(place, old=asked(4, **text))
+        write(place, old=asked(3, **text), kept=asked("0.5"))
 
     def accept(place):
-        write(place, old=asked(3, **text))
+        write(place, old=asked("2.9", **text), kept=asked("0.5"))
         assert run("apply", str(place / "pipeline.toml"), "--yes").code == 0
 
     go(told / "pipeline.toml", FIRST, FIRST + 15 * HOUR)
@@ -497,7 +526,9 @@ def test_a_run_that_nobody_has_told_ends_with_its_period_all_the_same(
 
     assert windows(folder, "old") > 0
     assert [*files(folder)] == [*files(told)]
-    assert [*spent(folder)] == ["old", "old_2"]
+    assert spent(folder).keys() == {"old", "kept", "old_2"}
+    said = [one for one in caplog.records if "'old' has come to its end" in one.getMessage()]
+    assert {one.levelname for one in said} == {"WARNING"}  # no fault: nobody is to be woken
 
 
 class Seen(BaseException):

@@ -43,6 +43,7 @@ PAGES = (
     "docs/howto/error-bars.md",
     "docs/howto/budget.md",
     "docs/howto/audit.md",
+    "docs/howto/product-metrics.md",
     "docs/howto/mechanism.md",
     "docs/howto/aggregate.md",
     "docs/howto/connector.md",

@@ -310,7 +310,7 @@ def test_another_question_on_old_state_is_told_in_plain_numbers(run):
     done = run("sql", PLAIN.replace("epsilon = 2", "epsilon = 0.5"), *SOURCE, "--state", "state")
 
     assert done.code == 4
-    assert "state belongs to another query: epsilon was 2 and is now 1/2" in done.err
+    assert "state belongs to another query: epsilon was 2 and is now 0.5" in done.err
 
 
 def test_a_pipelines_queries_are_explained(run, folder):

@@ -170,3 +170,51 @@ def test_intervals_of_shares_hold_the_true_one(normal, part, whole, scale):
     held = np.mean((low <= part / whole) & (part / whole <= high))
     assert held >= 0.95 - 5 * np.sqrt(0.95 * 0.05 / trials)
     assert scale > 1 or np.mean(high - low) < 0.2
+
+
+OF_PYTHON = {
+    "epsilon": 8,
+    "delta": 1e-6,
+    "privacy_unit_column": "user",
+    "start": "2024-05-01",
+    "end": "2024-05-06",
+}
+
+
+def test_python_writes_the_same_queries(log):
+    """And they run."""
+    steps = {"see": "page = 'a'", "try": "page = 'b'", "buy": "page = 'c'"}
+    asked = dps.funnel(
+        steps=steps, time_column="ts", within="36 hours", by=["phone"], window=dps.Tumble("1 day"),
+        every="12 hours", max_groups_contributed=15, **OF_PYTHON
+    )  # fmt: skip
+    tables = list(dps.run(asked, source=log))
+    assert len(tables) == 10
+    assert {"phone", "step", "users_share_high"} <= {*tables[-1].column_names}
+
+    options = OF_PYTHON | {"privacy_unit_period": "forever"}
+    asked = dps.retention(
+        first="page = 'b'", again="page = 'a'", period="1 day", lags=2, time_column="ts",
+        by={"mobile": "IF(phone, 'yes', 'no')"}, **options
+    )  # fmt: skip
+    tables = list(dps.run(asked, source=log))
+    assert {*tables[4]["mobile"].to_pylist()} == {"yes", "no"}
+    assert {*tables[4]["lag"].to_pylist()} == {0, 1, 2}
+
+    asked = dps.sessions(
+        gap="6 hours", window="1 day", time_column="ts", most=4, longest="12 hours",
+        by={"entry": "FIRST(page)"}, max_groups_contributed=5, **OF_PYTHON
+    )  # fmt: skip
+    tables = list(dps.run(asked, source=log))
+    assert {*tables[0]["entry"].to_pylist()} == {"a", "b", "c"}
+    assert all(0 <= value <= 12 * 3600 for value in tables[0]["seconds_p50"].to_pylist())
+
+
+def test_python_says_what_is_wrong():
+    """With the line to write."""
+    with pytest.raises(dps.errors.InvalidParameter, match=r"write \['phone'\]"):
+        dps.funnel(steps={"a": "x = 1", "b": "x = 2"}, time_column="ts", by="phone", **OF_PYTHON)
+    with pytest.raises(dps.errors.InvalidParameter, match="whose sessions"):
+        dps.sessions(gap="1 hour", window="1 day", time_column="ts", most=4, longest="1 hour")
+    with pytest.raises(dps.errors.InvalidParameter, match="within must be"):
+        dps.funnel(steps={"a": "x = 1", "b": "x = 2"}, time_column="ts", within=0.5, **OF_PYTHON)

@@ -11,7 +11,7 @@ most where noise is drawn anew.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from fractions import Fraction
 from typing import Any
 
@@ -44,8 +44,11 @@ from dpstream.audit.controls.broken_engine import (
     UnitBySpelling,
     UnitCountedTwice,
     UnitEntersAgain,
+    UnitOfEachSession,
+    UnitOfEachStep,
     UnitOfEachWindow,
     WatermarkFromData,
+    WeightsNotShared,
     units_as_text,
 )
 from dpstream.audit.query_samplers import (
@@ -57,6 +60,7 @@ from dpstream.audit.query_samplers import (
     NodesShown,
     Place,
     QueryRuns,
+    Scenario,
     SeriesRuns,
     column_types,
     json_source,
@@ -231,6 +235,18 @@ def rows_of_units(window: str) -> Any:
     return lambda runs: compile_sql(text).query.prepare
 
 
+def inner_rows_of(source: str, keys: str) -> Any:
+    """What makes inner rows of FUNNEL, RETENTION or sessions; `keys` say the group of each."""
+    text = f"""
+        SELECT WITH DIFFERENTIAL_PRIVACY
+               OPTIONS (epsilon = 1, delta = 0.1, privacy_unit_column = user,
+                        time_unit = 's', start = '1970-01-01', end = '1970-01-02',
+                        max_groups_contributed = 1, max_rows_per_group = 1)
+               window_start, {keys}, COUNT(*) AS n
+        FROM {source} GROUP BY ALL"""
+    return lambda runs: compile_sql(text).query.prepare
+
+
 _INNER: dict[str, Any] = {
     "groups": STEPS,
     "every": None,
@@ -239,6 +255,49 @@ _INNER: dict[str, Any] = {
     "public_groups": lambda runs: range(STEPS * runs),
     "max_groups_contributed": 1,
 }
+_FUNNEL: dict[str, Any] = {
+    "groups": STEPS,
+    "window": Tumble("24 hours"),
+    "joins": inner_rows_of(
+        "FUNNEL(TUMBLE(visits, DESCRIPTOR(ts), INTERVAL '24' HOUR), "
+        "steps => (x = 4, x = 4, x = 4), by => (key AS base))",
+        "step, base + step - 1 AS key",
+    ),
+    "public_groups": lambda runs: range(STEPS * runs),
+}
+"""A unit with k rows of a key by some step is in the group of it and in the k - 1 behind it."""
+_COHORTS: dict[str, Any] = {
+    "groups": STEPS,
+    "every": None,
+    "window": Tumble("8 hours"),
+    "joins": inner_rows_of(
+        "RETENTION(visits, DESCRIPTOR(ts), first => x = 4, again => x = 4, "
+        f"period => INTERVAL '8' HOUR, lags => {STEPS - 1}, by => (run * {STEPS} AS base))",
+        "lag, base + lag AS key",
+    ),
+    "public_groups": lambda runs: range(STEPS * runs),
+}
+"""A unit that is there in all windows is in the first group of its run, then in the next ones."""
+
+
+def _sessions(window: str) -> Any:
+    return inner_rows_of(
+        "TUMBLE((SELECT user, session_start, key + COUNT(*) - 1 AS place FROM SESSION(visits, "
+        "DESCRIPTOR(ts), INTERVAL '10' HOUR) GROUP BY user, session_start, key), "
+        f"DESCRIPTOR(session_start), INTERVAL '{window}' HOUR)",
+        "place AS key",
+    )
+
+
+def _period_pair() -> Pair:
+    """A user's rows of one period of three: the others stay."""
+    unit = tuple((0, step) for step in range(STEPS))
+    with_period = Scenario(others=((0, 0, 5),), unit=unit)
+    without = replace(with_period, unit=(unit[0], unit[2]))
+    return Pair(name="the second of three periods of a user", one=with_period, two=without)
+
+
+_SESSIONS: dict[str, Any] = _INNER | {"max_groups_contributed": 1}
 _SOMETIMES = tuple((0, step) for step in range(STEPS))
 
 
@@ -311,6 +370,30 @@ BESIDE_THE_MEDIAN = unit_pair(
     others=((0, 0, 11),),
     unit=((0, 0),),
 )
+_KEYS = 8
+
+
+def _many_keys(*steps: int) -> tuple[Pair, ...]:
+    """A unit with eight keys near the threshold; others have one of them each."""
+    return tuple(
+        unit_pair(
+            f"a unit with {_KEYS} keys, from step {first} on",
+            others=tuple((group, 0, 3) for group in range(_KEYS)),
+            unit=tuple((group, first) for group in range(_KEYS)),
+        )
+        for first in steps
+    )
+
+
+_WEIGHTED: dict[str, Any] = {
+    "aggregates": (),
+    "weighted_keys": True,
+    "max_groups_contributed": _KEYS,
+    "groups": _KEYS,
+    "every": None,
+    "looks": lambda table: {"shown": np.ones(len(table))},
+    "pairs": _many_keys(0),
+}
 _WITHOUT_DELTA: dict[str, Any] = {
     "delta": 0,
     "every": None,
@@ -431,6 +514,13 @@ def query_targets() -> Catalogue:
         latched_quantile=_group_by(
             ": a quantile, and all nodes of its tree that the unit moves.", again=True, **_NODES
         ),
+        latched_weighted_keys=_group_by(
+            ": keys alone, of which each of a unit's counts less the more it has.", **_WEIGHTED
+        ),
+        latched_weighted_keys_again=_group_by(
+            ": weighted keys alone, published again and again.",
+            **_WEIGHTED | {"every": "8 hours", "pairs": _many_keys(0, 2)},
+        ),
         latched_choice=_group_by(
             ": a median by the exponential mechanism, 24 times.",
             pairs=(BESIDE_THE_MEDIAN,),
@@ -539,6 +629,35 @@ def query_targets() -> Catalogue:
             ),
             **_INNER,
         ),
+        latched_funnel=_group_by(
+            ": steps that each unit has reached, published as soon as it has.",
+            pairs=tuple(
+                _rows_of_unit(*_SOMETIMES[:many], others=((0, 0, others),))
+                for many in (1, STEPS)
+                for others in (0, 9)
+            ),
+            max_groups_contributed=STEPS,
+            **_FUNNEL,
+        ),
+        latched_cohorts=_group_by(
+            ": a unit's cohort, and when it came back.",
+            pairs=(
+                _rows_of_unit(*_SOMETIMES),
+                _rows_of_unit(*_SOMETIMES, others=((0, 0, 9), (0, 1, 9), (0, 2, 9))),
+            ),
+            max_groups_contributed=STEPS,
+            **_COHORTS,
+        ),
+        latched_sessions=_group_by(
+            ": sessions of each unit within a period, which end with it.",
+            pairs=(_period_pair(),),
+            **_SESSIONS
+            | {
+                "window": Tumble("8 hours"),
+                "privacy_unit_period": "8 hours",
+                "joins": _sessions("8"),
+            },
+        ),
         sqlp=_group_by(", one row per group.", strategy="sqlp"),
         sqlp_rows=_group_by(
             ": counts of rows and of units, several rows.",
@@ -606,6 +725,13 @@ def query_controls() -> Catalogue:
             _rows_of_unit((0, 0), (0, 1), others=((0, 0, 40),)),
             plan=LevelsChargedOnce,
             **_NODES,
+        ),
+        weights_not_shared=_control(
+            "Eight keys of a unit, each with the weight of an only one.",
+            _many_keys(0)[0],
+            flow=WeightsNotShared,
+            runs=(4_000, 20_000),
+            **{name: fact for name, fact in _WEIGHTED.items() if name != "pairs"},
         ),
         choice_charged_once=_control(
             "A median chosen 24 times, each time with the budget of all of them.",
@@ -774,6 +900,29 @@ def query_controls() -> Catalogue:
             flow=UnitOfEachWindow,
             runs=(4_000, 20_000),
             **_INNER | {"window": Tumble("8 hours"), "joins": rows_of_units("8")},
+        ),
+        sessions_over_midnight=_control(
+            "Sessions go on from one period to the next, and each is charged to one period alone.",
+            _period_pair(),
+            flow=UnitOfEachSession,
+            runs=(4_000, 20_000),
+            **_SESSIONS | {"joins": _sessions("24")},
+        ),
+        cohorts_charged_once=_control(
+            "Noise is for one cell of a unit's cohort, and it is in a cell of each window.",
+            _rows_of_unit(*_SOMETIMES, others=((0, 0, 5),)),
+            flow=UnitOfEachWindow,
+            max_groups_contributed=1,
+            runs=(4_000, 20_000),
+            **_COHORTS,
+        ),
+        net_results_published_twice=_control(
+            "How many rows a unit has so far is published at each trigger, with noise for one bin.",
+            _rows_of_unit(*_SOMETIMES, others=((0, 0, 5),)),
+            flow=UnitOfEachStep,
+            max_groups_contributed=1,
+            runs=(4_000, 20_000),
+            **_FUNNEL,
         ),
         watermark_from_data=_control(
             "Steps by the latest event time seen: one row moves those of all others.",

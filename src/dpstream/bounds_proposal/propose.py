@@ -49,7 +49,7 @@ from dpstream.privacy.state.durable_files import make_directory
 from dpstream.privacy.state.identity import canonical, readable
 from dpstream.privacy.state.run_directory import GivenLedger, read_about
 from dpstream.privacy.state.secret import secret_path
-from dpstream.query.aggregates import Aggregate, Count, CountUnits, Sum
+from dpstream.query.aggregates import Aggregate, Count, CountUnits, OfPairs, Sum
 from dpstream.query.noise_plan import plan_query
 from dpstream.query.public_tables import missing_table
 from dpstream.query.query import Query
@@ -319,14 +319,18 @@ def _counting_units(query: Query) -> Query:
     """The query with one count of units for all that is bounded per unit and group.
 
     Such bounds stay as they are: what is chosen is in how many groups a unit is. A query for keys
-    alone counts units, too.
+    alone counts units, too. Of pairs of columns, whose clamps stay, pairs are counted.
     """
-    kept = [a for a in query.aggregates if not any(m.per_unit for m in a.measures(True))]
+    kept: list[Aggregate] = [
+        Count(a.name) if isinstance(a, OfPairs) else a
+        for a in query.aggregates
+        if not any(m.per_unit for m in a.measures(True))
+    ]
     if len(kept) < len(query.aggregates) or not kept:
         kept.append(CountUnits("units in a group"))
     known = {*(a.name for a in kept), "selection", "bias"}
     weights = tuple(pair for pair in query.weights if pair[0] in known)
-    return replace(query, aggregates=tuple(kept), weights=weights)
+    return replace(query, aggregates=tuple(kept), weights=weights, weighted_keys=False)
 
 
 def _clamped(query: Query) -> list[Sum]:
@@ -487,12 +491,17 @@ class _Log:
 
 
 class _Noise:
-    """The noise of a query for bounds of all kinds: it goes with sensitivities."""
+    """The noise of a query for bounds of all kinds: it goes with sensitivities.
+
+    Of several sets of keys it is that of the one with most keys, whose groups are the smallest.
+    """
 
     def __init__(self, query: Query) -> None:
         self.query, windows = query, query.schedule.windows
         seen = range(min(windows or 48, 48))
         self.releases = max([query.schedule.releases(window) for window in seen] + [1])
+        sizes = [len(names) for names in query.grouping_sets] or [0]
+        self._set = sizes.index(max(sizes))
 
     @lru_cache(maxsize=4096)  # noqa: B019 - it lives as long as a question
     def _window(self, groups: int, rows: int) -> Any:
@@ -502,14 +511,16 @@ class _Noise:
     def threshold(self, groups: int, rows: int) -> tuple[int, int]:
         """(noisy units that show a key in a window's last table, pre-threshold)."""
         _, window = self._window(groups, min(rows, 2))
-        return int(window.thresholds[-1]), int(window.pre_threshold)
+        thresholds = np.atleast_2d(window.thresholds)[self._set]
+        return int(thresholds[-1]), int(window.pre_threshold)
 
     def spreads(self, aggregate: Aggregate, groups: int, rows: int) -> list[float]:
         """Standard deviations of its measures; values with clamps of the query."""
         query, window = self._window(groups, min(rows, 2))
         found = []
         for measure in query.measures_of[aggregate.name]:
-            steps = float(window.stddevs[query.measures.index(measure), -1])
+            row = self._set * len(query.measures) + query.measures.index(measure)
+            steps = float(window.stddevs[row, -1])
             more = 1 if measure.kind in ("units", "round") else rows / min(rows, 2)
             found.append(steps * float(measure.quantum) * more)
         return found

@@ -96,6 +96,7 @@ class Releases(Sequence[pa.Table]):
         axes.set_ylabel(f"{column} (± 2 stddev of noise)")
         if path is not None:
             figure.savefig(path, dpi=150)
+        if path is not None or "inline" in pyplot.get_backend():  # a notebook shows it itself
             pyplot.close(figure)
         return figure
 

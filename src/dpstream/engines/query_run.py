@@ -17,6 +17,7 @@ import hashlib
 import logging
 import sys
 import time
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Generator, Iterator
 from contextlib import ExitStack, closing, suppress
@@ -41,7 +42,14 @@ from dpstream.engines.run_storage import (
     paths_to_make,
 )
 from dpstream.engines.table_versions import keep_first_versions, refuse_changed_table
-from dpstream.errors import BudgetExceeded, InvalidInput, InvalidParameter, LedgerError, StateError
+from dpstream.errors import (
+    BudgetExceeded,
+    InvalidInput,
+    InvalidParameter,
+    LedgerError,
+    StateError,
+    UnexpectedResult,
+)
 from dpstream.group_by.release_table import release_schema
 from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.query_spend import QuerySpend
@@ -236,8 +244,20 @@ class Run(ABC):
         return self
 
     def collect(self) -> Releases:
-        """Run to the end and keep every release in memory."""
-        return Releases(list(self))
+        """Run to the end and keep every release in memory.
+
+        A run that was at its end before publishes nothing again, and a warning says so.
+        """
+        releases = list(self)
+        if not releases and self.folder is not None and self.steps_done:
+            place = "its sink has them" if self.sink is not None else "give sink= to keep them"
+            warnings.warn(
+                f"the run in {self.folder} was at its end: its releases were published before, and "
+                f"none comes twice; {place} (dps.read shows what is in files)",
+                UnexpectedResult,
+                stacklevel=2,
+            )
+        return Releases(releases)
 
     def stop(self) -> None:
         """End at the next occasion, durably; a later run goes on from there."""

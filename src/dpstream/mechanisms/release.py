@@ -117,6 +117,7 @@ class Series:
         axes.legend()
         if path is not None:
             figure.savefig(path, dpi=150)
+        if path is not None or "inline" in pyplot.get_backend():  # a notebook shows it itself
             pyplot.close(figure)
         return figure
 

@@ -255,9 +255,14 @@ def _short_of(query: Query, asked: Fraction, book: dict[str, Any], problem: str)
 
 
 def _seen_before(query: Query, book: dict[str, Any], earlier: list[dict[str, Any]]) -> str:
-    """Somebody who repeats a query wants its releases, not another charge."""
+    """Somebody who repeats a query wants its releases, not another charge.
+
+    A run whose state is lost, and that has another name, gives nothing back by itself.
+    """
     if all(line["query"] != query.name for line in book["spent_on"]):
-        return ""
+        alive = any("periods" in line and not line["ended"] for line in book["spent_on"])
+        lost = "; if the state of a run in that book is lost, end it: dpstream ledger end RUN"
+        return lost if alive else ""
     before = [line for line in earlier if not line["ended"]]
     over = (
         f"; if the state of run {', '.join(line['run'][:8] for line in before)} is lost, or the "

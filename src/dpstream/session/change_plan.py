@@ -371,10 +371,12 @@ class _Planner:
     """Runs that are not ended, by the names of their folders."""
     ended: set[str] = field(init=False)
     """Folders of those that are; some may be gone."""
+    charged: set[str] = field(init=False)
+    """Folders of all runs in the books: the state directory may be an older one than they are."""
     _ledgers: dict[str, Ledger] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.runs, self.ended = {}, set()
+        self.runs, self.ended, self.charged = {}, set(), set()
         for path in sorted(self.file.state.glob("*/run.dps")):
             about = read_about(path.parent)
             if about is None:
@@ -386,16 +388,20 @@ class _Planner:
                 self.runs[path.parent.name] = about
         for book in self.file.books:
             if book.ledger.exists():
-                self.ended |= self._removed(book.ledger, book.dataset)
+                ledger = self._ledger(book.ledger)
+                books = [each for each in ledger.report() if each["dataset"] == book.dataset]
+                lines = [line for each in books for line in each["spent_on"]]
+                self.ended |= self._removed(ledger, lines)
+                held = self.known.held.values()
+                self.charged |= {
+                    safe_name(line["query"]) for line in lines if line["run"] not in held
+                }
 
-    def _removed(self, place: LedgerPlace, dataset: str) -> set[str]:
+    def _removed(self, ledger: Ledger, lines: list[dict[str, Any]]) -> set[str]:
         """What runs were called that are ended, and whose states are gone (dpstream state gc).
 
         Sinks have their releases under that name still.
         """
-        ledger = self._ledger(place)
-        books = [book for book in ledger.report() if book["dataset"] == dataset]
-        lines = [line for book in books for line in book["spent_on"]]
         known = [line for line in lines if line["query"] in self.known.texts]
         ended = {line["query"] for line in known if ledger.known(line["run"]).ended is not None}
         return {safe_name(name) for name in ended} - self.runs.keys()
@@ -457,14 +463,14 @@ class _Planner:
             )
 
     def _new_name(self, base: str) -> str:
-        """The next name that no run and no query of the file has."""
+        """The next name that no run, here or in the book, and no query of the file has."""
         taken = {query.name for query in self.file.queries} | set(self.known.names.values())
         names = (f"{base}_{number}" for number in count(2))
         return next(
             n
             for n in names
             if n not in taken
-            and safe_name(n) not in self.ended
+            and safe_name(n) not in self.ended | self.charged
             and not (self.file.state / safe_name(n)).exists()
         )
 

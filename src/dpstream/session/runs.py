@@ -16,6 +16,7 @@ from dpstream.engines.collected import Releases, release_facts
 from dpstream.engines.embedded.live_reader import Arrivals
 from dpstream.engines.query_run import Run
 from dpstream.operator_log import in_our_words
+from dpstream.privacy.ledger.refusals import LastPeriodOver
 from dpstream.query.windows import instant
 
 _LOG = logging.getLogger("dpstream.session")
@@ -171,9 +172,12 @@ class Runs:
 
     def _note_failure(self, name: str, problem: Exception) -> None:
         if len(self.runs) > 1:
-            _LOG.error(
-                "query %r has failed; the others go on: %s",
+            over = isinstance(problem, LastPeriodOver)
+            _LOG.log(
+                logging.WARNING if over else logging.ERROR,
+                "query %r has %s; the others go on: %s",
                 name,
+                "come to its end" if over else "failed",
                 in_our_words(problem),
                 extra={"facts": {"query": name}},
             )

@@ -110,6 +110,19 @@ class LevelsChargedOnce(NoisePlan):
         return (*shares[:first], *levels, *shares[first + depth :])
 
 
+class WeightsNotShared(Flow):
+    """Each key of a unit counts as if it were the only one.
+
+    True: noise is for weights whose squares sum to 1, and n keys of weight 1 lose n times as much.
+    """
+
+    def contributions(self, window: int, rows: Rows, keep_mask: KeepMask) -> Rows:
+        """Rows that are the first of their unit in a group, all of the same weight."""
+        assert self.query.key_weights is not None
+        values = np.full(rows.values.shape, int(self.query.key_weights.steps))
+        return replace(rows, values=values)
+
+
 class ChoiceChargedOnce(NoisePlan):
     """A leaf is chosen in each group and at each release as if there were one choice in all.
 
@@ -430,6 +443,31 @@ class UnitOfEachWindow(Flow):
         """The same rows, their units with the number of the window."""
         for window, period, rows in super().rows_of_step(*args):
             yield window, period, replace(rows, units=rows.units ^ np.uint64(window + 1))
+
+
+class UnitOfEachStep(Flow):
+    """Takes the inner rows of a unit at each step for those of another unit.
+
+    True: what a unit has goes from one group to the next, and the noise is for one of them.
+    """
+
+    def rows_of_step(self, step: int, *args: Any) -> Iterator[tuple[int, int, Rows]]:
+        """The same rows, their units with the number of the step."""
+        for window, period, rows in super().rows_of_step(step, *args):
+            yield window, period, replace(rows, units=rows.units ^ np.uint64(step + 1))
+
+
+class UnitOfEachSession(Flow):
+    """Takes each session of a unit for that of another unit, as if each were of its own period.
+
+    True: sessions are not cut where a period ends, so one period holds sessions of others together.
+    """
+
+    def rows_of_step(self, *args: Any) -> Iterator[tuple[int, int, Rows]]:
+        """The same rows, their units with their number among them."""
+        for window, period, rows in super().rows_of_step(*args):
+            number = np.arange(1, len(rows) + 1, dtype=np.uint64)
+            yield window, period, replace(rows, units=rows.units ^ number[:, None])
 
 
 def units_as_text(table: pa.Table) -> TableSource:

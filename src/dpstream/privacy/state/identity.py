@@ -22,8 +22,10 @@ import dataclasses
 import inspect
 import json
 from collections.abc import Mapping
+from fractions import Fraction
 from typing import Any, ClassVar
 
+from dpstream.privacy.amounts import as_text
 from dpstream.privacy.state.serial import encode, storable
 
 
@@ -103,8 +105,8 @@ def readable(text: str | None) -> str:
     """What `canonical` wrote, as people write it.
 
     >>> from fractions import Fraction
-    >>> readable(canonical(Fraction(2))), readable(canonical((Fraction(-1, 3), "x", 0.5)))
-    ('2', "(-1/3, 'x', 0.5)")
+    >>> readable(canonical(Fraction(3, 2))), readable(canonical((Fraction(-1, 3), "x", 0.5)))
+    ('1.5', "(-1/3, 'x', 0.5)")
     >>> readable(None)
     'not given'
     """
@@ -120,6 +122,8 @@ def _shown(value: Any) -> str:
     match value["$"]:
         case "float":
             return repr(float.fromhex(inside))
+        case "fraction":
+            return as_text(Fraction(inside))
         case "tuple":
             return f"({', '.join(map(_shown, inside))}{',' if len(inside) == 1 else ''})"
         case "dict":
