@@ -21,7 +21,7 @@ from dpstream.query.windows import instant
 
 _LOG = logging.getLogger("dpstream.session")
 _PATIENCE = 1_000_000  # microseconds after its trigger before a query without rows is told of
-_CATCHING_UP = 30_000_000  # the same, after a start at which its trigger was overdue
+_CATCHING_UP = 5_000_000  # the same, after a start at which its trigger was overdue
 
 
 class Runs:
@@ -199,7 +199,7 @@ class Runs:
             if run.arrivals is not None
             and not run.operator.read
             and most[run.arrivals]
-            and run.clock.now() >= self._told_from[name]
+            and (name in self.failures or run.clock.now() >= self._told_from[name])
         ]
         for name in [name for name in starved if name not in self._starved]:
             self._starved.add(name)
