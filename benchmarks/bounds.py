@@ -39,11 +39,12 @@ from dpstream.bounds_proposal.histograms import (
     collect_unit_facts,
     fact_names,
     fact_rows,
-    histogram_query,
     histograms_of,
 )
+from dpstream.bounds_proposal.lost_rows import Measurement, lost_table, measured_sum
 from dpstream.connectors.registry import open_source
 from dpstream.evaluate.trials import fixed_noise
+from dpstream.privacy.accounting.curves import gdp_mu
 from dpstream.privacy.state import Secret
 from dpstream.query.aggregates import Count
 from dpstream.query.noise_plan import plan_query
@@ -150,8 +151,9 @@ def of_log(asked: Asked, *, runs: int, said: Callable[[int], None]) -> Row:
         share=1.0,
         progress=lambda *_: None,
     )
-    paid = histogram_query(reading, facts=names, epsilon=EPSILON, delta=DELTA)
-    plan, rows = plan_query(paid), fact_rows(facts, paid, names)
+    paid = Measurement.of(reading, names, epsilon=EPSILON, delta=DELTA, about=asked.name)
+    plan, rows = plan_query(paid.asked), fact_rows(facts, paid.asked, names)
+    of_one = 1 / gdp_mu(epsilon=EPSILON, delta=DELTA)
     lost_by, total = left_out(asked), asked.table.num_rows
     off, truths, floors, bounds = [], [], [], []
     for run in range(runs):
@@ -159,11 +161,19 @@ def of_log(asked: Asked, *, runs: int, said: Callable[[int], None]) -> Row:
         noise = fixed_noise(f"bounds of {asked.name}", run)
         [(_, published)] = run_plan(plan, rows, secret=noise["secret"], run=noise["run_id"])
         found = histograms_of(published.table, names)
-        proposal = propose.from_histograms(query, found, [])
+        about = propose.asked_about(found, paid, propose.from_histograms(query, found))
+        [(_, summed)] = run_plan(
+            plan_query(paid.sum_query(about)),
+            lost_table(facts, paid.asked, about),
+            secret=noise["secret"],
+            run=fixed_noise(asked.name, run)["run_id"],
+        )
+        measured = measured_sum(summed.table, about)
+        proposal = propose.from_histograms(query, found, lost=measured)
         lost = lost_by(proposal["max_groups_contributed"], proposal["max_rows_per_group"])
         truths.append(float(lost.sum()) / total)
         off.append(proposal["left_out"] - truths[-1])
-        floors.append(floor(lost, total, found.stddev / np.sqrt(len(names))))
+        floors.append(floor(lost, total, of_one))
         bounds.append((proposal["max_groups_contributed"], proposal["max_rows_per_group"]))
     errors, truth, least = np.abs(off), np.array(truths), np.array(floors)
     return {

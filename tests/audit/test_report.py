@@ -36,6 +36,7 @@ WANTED = {
     "net_results_published_twice",
     "noise_below_reach",
     "levels_charged_once",
+    "weights_not_shared",
     "keys_only_when_touched",
     "remembered_once_touched",
     "rising_bounds",

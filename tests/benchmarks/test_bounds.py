@@ -40,8 +40,8 @@ def test_what_is_said_wrong_is_not_within(orders, monkeypatch):
     monkeypatch.setattr(bench, "EPSILON", 8)
     assert of_log(orders, runs=1, said=lambda run: None)["within"] == 1
 
-    def doubled(*given):
-        told = true(*given)
+    def doubled(*given, **more):
+        told = true(*given, **more)
         return told | {"left_out": 2 * told["left_out"] + 0.1}
 
     monkeypatch.setattr(propose, "from_histograms", doubled)

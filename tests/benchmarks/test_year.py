@@ -153,6 +153,7 @@ def test_an_earlier_version_must_be_one(tmp_path):
 
 
 @pytest.mark.bench
+@pytest.mark.timeout(500)  # two lives of some 20 s of processor time each, beside other tests
 def test_the_shortest_year():
     """Three days with all that happens in a year: nothing differs, the losses are listed."""
     steps = []

@@ -159,11 +159,21 @@ def test_the_book_pays_first_and_refuses_what_does_not_fit(tmp_path):
     book.open("orders", reading().promise(epsilon=1.1, delta=1e-6))
     bought = {"epsilon": 1, "delta": 1e-7, "ledger": book, "dataset": "orders"}
     dps.bounds(asked_of(), table, **bought)
-    (line,) = book.report()[0]["spent_on"]
-    assert line["query"].startswith("bounds ")
+    lines = book.report()[0]["spent_on"]
+    assert all(line["query"].startswith("bounds ") for line in lines)
+    assert len(lines) == 2
     with pytest.raises(BudgetExceeded):
         dps.bounds(asked_of(), table, **bought)
-    assert len(book.report()[0]["spent_on"]) == 1
+    assert len(book.report()[0]["spent_on"]) == 2
+
+
+def test_a_book_with_room_for_half_of_it_pays_nothing(tmp_path):
+    """The histograms alone would fit."""
+    book = dps.Ledger(tmp_path / "book")
+    book.open("orders", reading().promise(epsilon=1, delta=1e-7))
+    with pytest.raises(BudgetExceeded):
+        dps.bounds(asked_of(), orders(), epsilon=1.2, delta=1e-7, ledger=book, dataset="orders")
+    assert book.report()[0]["spent_on"] == []
 
 
 def test_a_book_of_other_units_refuses(tmp_path):
@@ -269,6 +279,21 @@ def test_proposals_can_be_pasted():
     assert (same.aggregates[0].lo, same.aggregates[0].hi) == found.clamps["amount"]
 
 
+@pytest.mark.parametrize("sets", [[[], ["item", "at"], ["item"]], [["item"], ["at"]]])
+def test_sets_of_keys_that_are_found(sets):
+    """Noise and threshold are those of the set with most keys, wherever it stands."""
+    asked = asked_of(keys=["item", "at"], grouping_sets=sets)
+    found = dps.bounds(asked, orders(), public=True)
+    choice = next(c for c in found.trade_off if c.groups == found.max_groups_contributed)
+    window = plan_query(found.bounded_query).window(1)
+    largest = max(range(len(sets)), key=lambda at: len(sets[at]))
+    measures = found.bounded_query.measures_of["count"]
+    row = window.measures * largest + found.bounded_query.measures.index(measures[0])
+
+    assert choice.threshold == window.thresholds[largest, -1]
+    assert math.isclose(choice.noise, window.stddevs[row, -1], rel_tol=1e-6)
+
+
 @pytest.mark.parametrize(
     "options", [{}, {"public": True, "epsilon": 1}, {"epsilon": 1, "sample": 0}]
 )
@@ -348,10 +373,10 @@ def test_what_was_paid_for_is_kept(tmp_path):
     )
     assert same.units == other.units == first.units
     assert other.epsilon == 1
-    assert len(book.report()[0]["spent_on"]) == 1
+    assert len(book.report()[0]["spent_on"]) == 2
     anew = dps.bounds(asked_of(), table, epsilon=1, again=True, **kept)
     assert anew.units != first.units
-    assert len(book.report()[0]["spent_on"]) == 2
+    assert len(book.report()[0]["spent_on"]) == 4
     assert dps.bounds(asked_of(), table, **kept).units == anew.units
     with pytest.raises(InvalidParameter):  # other keys: another measurement
         dps.bounds(asked_of(keys=()), table, **kept)
@@ -364,11 +389,11 @@ def test_a_measurement_that_was_broken_off_goes_on(tmp_path, monkeypatch):
     table, place = orders(), tmp_path / "kept"
     kept = {"ledger": book, "dataset": "orders", "state": place, "epsilon": 1}
     whole = dps.bounds(asked_of(), table, **kept)
-    (release,) = place.glob("*/released/*.parquet")
-    release.unlink()
+    for release in place.glob("*/released/*.parquet"):
+        release.unlink()
     with pytest.raises(dps.DpstreamError, match="again"):
         dps.bounds(asked_of(), table, **kept)
-    assert len(book.report()[0]["spent_on"]) == 1
+    assert len(book.report()[0]["spent_on"]) == 2
 
     def lost(*_):
         raise OSError("the disk is full")
@@ -378,9 +403,9 @@ def test_a_measurement_that_was_broken_off_goes_on(tmp_path, monkeypatch):
         broken.setattr("dpstream.bounds_proposal.histograms.DirectorySink.publish", lost)
         with pytest.raises(dps.DpstreamError, match="full"):
             dps.bounds(asked_of(), table, **kept | {"state": place})
-    assert len(book.report()[0]["spent_on"]) == 2
+    assert len(book.report()[0]["spent_on"]) == 3
     found = dps.bounds(asked_of(), table, **kept | {"state": place})
-    assert len(book.report()[0]["spent_on"]) == 2
+    assert len(book.report()[0]["spent_on"]) == 4
     assert found.units != whole.units
     assert not found.measured_before
 
@@ -441,3 +466,23 @@ def test_joined_and_united_rows_are_measured_after_the_join(tmp_path, capsys, mo
         dps.bounds(dps.sql(both, max_groups_contributed=1), {"a": rows}, public=True)
     with pytest.raises(InvalidParameter, match="'pages' is joined, and it is not declared"):
         dps.bounds(dps.sql(text, max_groups_contributed=1), rows, public=True)
+
+
+def test_bounds_of_pairs_and_of_keys_alone_are_proposed():
+    """Pairs of columns keep their clamps and count as rows; weighted keys as units."""
+    rng = np.random.default_rng(3)
+    user, key = rng.integers(0, 900, 3000), rng.integers(0, 5, 3000)
+    table = pa.table({"user": user, "key": key, "x": rng.uniform(0, 9, 3000)})
+    common = {"privacy_unit_column": "user", "keys": ["key"], "epsilon": 1, "delta": 1e-9}
+    common["max_groups_contributed"] = 4
+    about = {"columns": ("x", "x"), "contribution_bounds_per_row": ((0, 9), (0, 9))}
+    pairs = dps.bounds(
+        dps.Query(**common, aggregates=[dps.Correlation("r", **about)]), source=table, public=True
+    )
+    keys = dps.bounds(
+        dps.Query(**common, aggregates=[], weighted_keys=True), source=table, public=True
+    )
+    assert pairs.clamps == keys.clamps == {}
+    assert {each.aggregate for each in pairs.expected} == {"r"}
+    assert min(each.noise for each in pairs.expected) < 0.1
+    assert pairs.max_groups_contributed > 1 < keys.max_groups_contributed

@@ -504,7 +504,7 @@ def test_a_change_cannot_be_taken_back_when_its_place_is_given_away(run, folder,
 
 @pytest.mark.parametrize("lateness", ["7", "0"] if is_long() else ["7"])
 def test_a_run_that_nobody_has_told_ends_with_its_period_all_the_same(
-    run, folder, at, tmp_path_factory, lateness
+    run, folder, at, tmp_path_factory, lateness, caplog
 ):
     """It is stopped where the next period would begin; the releases are those of a reload."""
     text = {"lateness": f"INTERVAL '{lateness}' HOUR", "emit": " EMIT EVERY INTERVAL '3' HOUR"}
@@ -512,10 +512,10 @@ def test_a_run_that_nobody_has_told_ends_with_its_period_all_the_same(
     at(FIRST + 15 * HOUR)
     for place in (folder, told):
         rows(place)
-        write(place, old=asked(4, **text))
+        write(place, old=asked(3, **text), kept=asked("0.5"))
 
     def accept(place):
-        write(place, old=asked(3, **text))
+        write(place, old=asked("2.9", **text), kept=asked("0.5"))
         assert run("apply", str(place / "pipeline.toml"), "--yes").code == 0
 
     go(told / "pipeline.toml", FIRST, FIRST + 15 * HOUR)
@@ -526,7 +526,9 @@ def test_a_run_that_nobody_has_told_ends_with_its_period_all_the_same(
 
     assert windows(folder, "old") > 0
     assert [*files(folder)] == [*files(told)]
-    assert [*spent(folder)] == ["old", "old_2"]
+    assert spent(folder).keys() == {"old", "kept", "old_2"}
+    said = [one for one in caplog.records if "'old' has come to its end" in one.getMessage()]
+    assert {one.levelname for one in said} == {"WARNING"}  # no fault: nobody is to be woken
 
 
 class Seen(BaseException):

@@ -53,6 +53,25 @@ def test_parameters_and_functions_come_from_the_command_line(run, folder):
     assert "--param needs" in run("explain", asked, "--param", "x").err
 
 
+def test_a_union_of_private_queries_is_one_table_and_two_charges(run, folder):
+    """The same command again shows the same, at no cost."""
+    (folder / "both.sql").write_text(
+        f"{PLAIN.partition('ORDER')[0]} UNION ALL "
+        + PLAIN.partition("ORDER")[0]
+        .replace("page,", "'all' AS page,")
+        .replace("GROUP BY page", "")
+    )
+    done = run("sql", "both.sql", *SOURCE, "--state", "state")
+    rows = [line.split() for line in done.out.splitlines()[2:] if line]
+    again = run("sql", "both.sql", *SOURCE, "--state", "state")
+
+    assert rows[-1][0] == "all"
+    assert len(rows) > 3
+    assert "for 'both_1', epsilon = 2, delta = 1e-09 for 'both_2'" in done.err
+    assert "nothing new was charged" in again.err
+    assert all(row[:2] in [line.split()[:2] for line in again.out.splitlines()] for row in rows)
+
+
 def test_windows_that_are_published_once_are_one_table(run, folder):
     """With their starts before the keys; JSON has a line for each, and a state the same again."""
     hours = f"""SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS ({OPTIONS.replace("4", "24")},

@@ -277,6 +277,17 @@ def test_a_rotated_pipeline_goes_on(run, started):
     assert run("run", "pipeline.toml").code == 0
 
 
+def test_a_secret_of_a_rotation_that_is_lost_is_told_with_the_ways_out(run, started):
+    """It lies beside the run, on the disk that may be lost; a new one would open nothing."""
+    assert run("state", "rotate", "state").code == 0
+    (started / "first.keys-1.secret").unlink()
+    done = run("run", "pipeline.toml")
+
+    assert done.code == 4
+    assert "are wrapped by state/first.keys-1.secret since they were rotated" in done.err
+    assert "--take-over" in done.err
+
+
 def releases():
     return {path.name: path.read_bytes() for path in Path("out").glob("*.csv")}
 

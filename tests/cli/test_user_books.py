@@ -128,6 +128,7 @@ def test_a_lost_state_goes_on_with_the_next_day_at_no_cost(run, folder):
     full = daily(run, "two", "2024-05-02", "2024-05-08", "--take-over", "--sink", "out/")
     assert "holds releases of 'daily' from another run; use another sink" in full.err
     assert "or move daily-w*.parquet and .daily.run away, and start again" in full.err
+    assert "put a backup of it back (dpstream state restore)" in full.err
     assert not (folder / "two").exists()
     (folder / "out" / ".daily.run").rename(folder / "away")
     taken = daily(run, "two", "2024-05-02", "2024-05-08", "--take-over", "--sink", "out/")

@@ -164,6 +164,7 @@ VARIANTS = {
         every=None,
         weights={"units": 3},
     ),
+    "weighted keys": query(aggregates=(), weighted_keys=True, max_groups_contributed=5),
     "pairs of columns": query(
         aggregates=(
             dps.Correlation(

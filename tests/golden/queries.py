@@ -310,6 +310,9 @@ CASES = {
         source=write_csv,
     ),
     "keys alone": asked(""),
+    "weighted keys": asked("", "weighted_keys = TRUE", groups=6),
+    "weighted keys, once": asked("", "weighted_keys = TRUE", groups=6, table="log", window="",
+                                 emit="", span=""),
     "quantiles": asked(
         f"PERCENTILE_CONT(seconds, 0.9, {BOUNDS}) AS p90, APPROX_QUANTILES(seconds, 4, {BOUNDS}, "
         "leaves => 64) AS quartiles, COUNT(*) AS n",

@@ -15,6 +15,7 @@ from dpstream.query.grouping_sets import GROUPING_ID, grouping_id
 KEYS = ("a", "b", "c")
 ALL = list(product("xyz", "pq", [1, 2]))
 SOME = ALL[:7] + ALL[9:]
+ONE = list(product("xyz", "p", [1, 2]))
 ROLLUP = (KEYS, ("a", "b"), ("a",), ())
 SETS = {
     "rollup": (ROLLUP, ALL),
@@ -24,6 +25,9 @@ SETS = {
     "all sets": (tuple(n for n in product(*((k, "") for k in KEYS))), ALL),
     "some sets": ((("a", "b"), ("c",), ("b", "c")), ALL),
     "single keys": ((("a",), ("b",), ("c",)), ALL),
+    "a key of one value": ((("a",), ("b",), ("c",)), ONE),
+    "all keys but one of one value": ((("a", "c"), ("b",), ("c",)), ONE),
+    "all keys behind them": ((("a", "c"), KEYS, ("b",), ("a", "b")), ONE),
 }
 
 

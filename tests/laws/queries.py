@@ -146,6 +146,9 @@ OTHERS = {
         ),
     ),
     "keys alone": query_of(**_SHOWN, every="3 hours", window=Tumble("12 hours"), aggregates=()),
+    "weighted keys": query_of(
+        **_SHOWN, every="3 hours", window=Tumble("12 hours"), aggregates=(), weighted_keys=True
+    ),
     "sets of keys": query_of(
         **_SHOWN | {"epsilon": 40},
         every="3 hours",

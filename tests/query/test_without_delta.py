@@ -2,6 +2,7 @@
 
 import json
 import math
+from contextlib import closing
 from fractions import Fraction
 from itertools import pairwise
 
@@ -12,7 +13,7 @@ from scipy.stats import binom
 
 import dpstream as dps
 from dpstream.audit.query_samplers import run_plan
-from dpstream.errors import InvalidParameter, LedgerError
+from dpstream.errors import BudgetExceeded, InvalidParameter, LedgerError
 from dpstream.privacy.accounting.curves import pure_mu_above
 from dpstream.query.noise_plan import laplace_reach, plan_query
 
@@ -77,6 +78,16 @@ def test_it_is_charged_epsilon_or_what_that_is_in_mu_squared():
     weekly = type(weekly)(**{**vars(weekly), "period": "7 days"})
     with pytest.raises(LedgerError, match="no delta and periods of forever"):
         plan.cost(weekly)
+
+
+def test_a_book_with_a_delta_that_is_too_small_says_what_it_would_take(tmp_path):
+    """Pure noise costs more there than its epsilon says, which alone would seem to fit."""
+    asked, rows = query(epsilon=2, aggregates=[dps.Count("n")]), pa.table({"user": [1], "x": [1.0]})
+    with closing(dps.Ledger(tmp_path / "book")) as ledger:
+        ledger.open("d", asked.promise(epsilon=6, delta=1e-5))
+        words = r"epsilon = 2, delta = 0, which is [1-9]\d\d% of .*mu.* give it a delta"
+        with pytest.raises(BudgetExceeded, match=words):
+            dps.run(asked, source=rows, ledger=ledger, dataset="d", anyway=True).finish()
 
 
 def test_parts_of_a_pure_column_cost_no_more_than_the_whole_in_mu_squared():

@@ -157,7 +157,7 @@ def test_a_replay_finds_the_same_number_of_rows(table):
 @pytest.mark.parametrize(
     ("more", "error", "words"),
     [
-        ("?start=yesterday", InvalidParameter, "start must be earliest, latest, or the number"),
+        ("?start=yesterday", InvalidParameter, "start must be earliest, latest or the number"),
         ("?until=-1", InvalidParameter, "until must be the number of a version"),
         ("?until=9", InvalidInput, "ends at version 1, before until=9"),
         ("?changes=all", InvalidParameter, "changes must be one of stop, inserts"),

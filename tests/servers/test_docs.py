@@ -64,10 +64,10 @@ def test_every_option_is_on_the_page():
     connectors, options = ROOT / "src" / "dpstream" / "connectors", set()
     systems = [
         path
-        for name in ("kafka", "nats", "postgres", "delta")
+        for name in ("kafka", "nats", "postgres", "delta", "iceberg")
         for path in (connectors / name).iterdir()
     ]
-    for path in (connectors / "server_base.py", connectors / "messages.py", *systems):
+    for path in (*connectors.glob("*.py"), *systems):
         if path.suffix == ".py":
             taken = r'(?:options|self)\.(?:text|choice|number|secret)\(\s*"(\w+)"'
             options |= set(re.findall(taken, path.read_text()))

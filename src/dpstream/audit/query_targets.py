@@ -47,6 +47,7 @@ from dpstream.audit.controls.broken_engine import (
     UnitOfEachStep,
     UnitOfEachWindow,
     WatermarkFromData,
+    WeightsNotShared,
     units_as_text,
 )
 from dpstream.audit.query_samplers import (
@@ -368,6 +369,30 @@ BESIDE_THE_MEDIAN = unit_pair(
     others=((0, 0, 11),),
     unit=((0, 0),),
 )
+_KEYS = 8
+
+
+def _many_keys(*steps: int) -> tuple[Pair, ...]:
+    """A unit with eight keys near the threshold; others have one of them each."""
+    return tuple(
+        unit_pair(
+            f"a unit with {_KEYS} keys, from step {first} on",
+            others=tuple((group, 0, 3) for group in range(_KEYS)),
+            unit=tuple((group, first) for group in range(_KEYS)),
+        )
+        for first in steps
+    )
+
+
+_WEIGHTED: dict[str, Any] = {
+    "aggregates": (),
+    "weighted_keys": True,
+    "max_groups_contributed": _KEYS,
+    "groups": _KEYS,
+    "every": None,
+    "looks": lambda table: {"shown": np.ones(len(table))},
+    "pairs": _many_keys(0),
+}
 _WITHOUT_DELTA: dict[str, Any] = {
     "delta": 0,
     "every": None,
@@ -471,6 +496,13 @@ def query_targets() -> Catalogue:
         ),
         latched_quantile=_group_by(
             ": a quantile, and all nodes of its tree that the unit moves.", again=True, **_NODES
+        ),
+        latched_weighted_keys=_group_by(
+            ": keys alone, of which each of a unit's counts less the more it has.", **_WEIGHTED
+        ),
+        latched_weighted_keys_again=_group_by(
+            ": weighted keys alone, published again and again.",
+            **_WEIGHTED | {"every": "8 hours", "pairs": _many_keys(0, 2)},
         ),
         latched_choice=_group_by(
             ": a median by the exponential mechanism, 24 times.",
@@ -668,6 +700,13 @@ def query_controls() -> Catalogue:
             _rows_of_unit((0, 0), (0, 1), others=((0, 0, 40),)),
             plan=LevelsChargedOnce,
             **_NODES,
+        ),
+        weights_not_shared=_control(
+            "Eight keys of a unit, each with the weight of an only one.",
+            _many_keys(0)[0],
+            flow=WeightsNotShared,
+            runs=(4_000, 20_000),
+            **{name: fact for name, fact in _WEIGHTED.items() if name != "pairs"},
         ),
         choice_charged_once=_control(
             "A median chosen 24 times, each time with the budget of all of them.",

@@ -33,6 +33,7 @@ from dpstream.engines.chunks import ChunkReader, OperatorCounts
 from dpstream.engines.embedded.step_rows import check_columns
 from dpstream.errors import InvalidParameter, StateError
 from dpstream.group_by.hash_tables import HashTable
+from dpstream.privacy.ledger.charges import Terms
 from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.state import Secret
 from dpstream.query.aggregates import Count, Sum
@@ -102,13 +103,23 @@ def value_sums(column: str) -> tuple[Sum, Sum]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class UnitFacts:
-    """One entry per unit; `values` has a column for each value that was asked for."""
+    """One entry per unit; `values` has a column for each value that was asked for.
+
+    `pair_units`, `pair_rows`: of each (unit, group), the unit's place and how many rows it has.
+    """
 
     units: Words
     periods: Integers
     groups: Integers
     rows: Integers
     values: Reals
+    pair_units: Integers
+    pair_rows: Integers
+
+    def kept_rows(self, most: float) -> Reals:
+        """Of each unit: its rows, of which at most so many count in each of its groups."""
+        rows = np.minimum(self.pair_rows, most).astype(np.float64)
+        return np.bincount(self.pair_units, rows, len(self.units)).astype(np.float64)
 
 
 class _Tables:
@@ -161,6 +172,8 @@ class _Tables:
             groups=np.bincount(of, minlength=units).astype(np.int64),
             rows=rows[firsts],
             values=values,
+            pair_units=of.copy(),
+            pair_rows=rows.copy(),
         )
 
 
@@ -298,22 +311,32 @@ def noisy_histograms(
 
     A book that is not there is opened, and its budget is left to whoever opens it next.
     """
+    payer = {"ledger": ledger, "dataset": dataset, "analyst": analyst}
+    rows = fact_rows(facts, asked, names)
+    open_provisional(plan_query(asked).terms(), ledger=ledger, dataset=dataset)
+    return histograms_of(ask(asked, rows, state=state, secret=secret, **payer), names)
+
+
+def open_provisional(terms: Terms, *, ledger: Any, dataset: str) -> None:
+    """Open a book that is not there; its budget is left to whoever opens it next."""
     if ledger is not None:
         shared = isinstance(ledger, Ledger)
         with ExitStack() as stack:
             book = ledger if shared else stack.enter_context(closing(Ledger(ledger)))
             if book.terms(dataset) is None:
-                book.open(dataset, plan_query(asked).terms(), provisional=True)
-    rows = fact_rows(facts, asked, names)
+                book.open(dataset, terms, provisional=True)
+
+
+def ask(asked: Query, rows: pa.Table, *, state: Path | None, **options: Any) -> pa.Table:
+    """Charge a question about a table of units, and draw its answer."""
     sink = None if state is None else DirectorySink(state / RELEASED)
-    options = {"ledger": ledger, "dataset": dataset, "analyst": analyst, "secret": secret}
     tables = list(run(asked, source=rows, state=state, sink=sink, anyway=True, **options))
     if not tables:  # it was published, and the answer has been lost
         raise StateError(
             f"{state} has paid for this measurement, and {state}/{RELEASED} has lost it; restore "
             "it, or pay for another one (--again)"
         )
-    return histograms_of(tables[0], names)
+    return tables[0]
 
 
 RELEASED: Final = "released"
@@ -336,23 +359,22 @@ def histograms_of(table: pa.Table, names: Sequence[str]) -> Histograms:
 
 
 def fact_rows(facts: UnitFacts, asked: Query, names: Sequence[str]) -> pa.Table:
-    """One row per unit and fact. A unit goes by its keyed id: a function of itself alone."""
+    """One row per unit and fact."""
+    known, parts = unit_columns(facts, asked), []
+    for name, bins in _bins_by_fact(facts, names).items():
+        parts.append(pa.table(known | {_FACT: pa.array([name] * len(bins)), _BIN: pa.array(bins)}))
+    return pa.concat_tables(parts)
+
+
+def unit_columns(facts: UnitFacts, asked: Query) -> dict[str, pa.Array]:
+    """A row per unit, and its time. It goes by its keyed id: a function of itself alone."""
     ids = np.ascontiguousarray(facts.units, "<u8").tobytes()
     units = pa.FixedSizeBinaryArray.from_buffers(
         pa.binary(16), len(facts.units), [None, pa.py_buffer(ids)]
     ).cast(pa.binary())
     times = _times(facts, asked)
-    parts = []
-    for name, bins in _bins_by_fact(facts, names).items():
-        columns = {
-            asked.privacy_unit_column: units,
-            _FACT: pa.array([name] * len(bins)),
-            _BIN: pa.array(bins),
-        }
-        if times is not None:
-            columns[str(asked.time_column)] = times
-        parts.append(pa.table(columns))
-    return pa.concat_tables(parts)
+    more = {} if times is None else {str(asked.time_column): times}
+    return {asked.privacy_unit_column: units, **more}
 
 
 def _times(facts: UnitFacts, asked: Query) -> pa.Array | None:

@@ -17,7 +17,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from fractions import Fraction
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import count
 from pathlib import Path
 from typing import Any, Final
@@ -29,14 +29,20 @@ from dpstream.bounds_proposal.histograms import (
     COUNTS,
     SIZES,
     Histograms,
+    UnitFacts,
     collect_unit_facts,
     exact_histograms,
     fact_names,
-    histogram_query,
     histograms_of,
     kept_release,
-    noisy_histograms,
     value_sums,
+)
+from dpstream.bounds_proposal.lost_rows import (
+    Asked,
+    Measured,
+    Measurement,
+    kept_sum,
+    read_plan,
 )
 from dpstream.bounds_proposal.smooth_histogram import SizeDistribution, smooth_histogram
 from dpstream.connectors.registry import open_source
@@ -49,7 +55,7 @@ from dpstream.privacy.state.durable_files import make_directory
 from dpstream.privacy.state.identity import canonical, readable
 from dpstream.privacy.state.run_directory import GivenLedger, read_about
 from dpstream.privacy.state.secret import secret_path
-from dpstream.query.aggregates import Aggregate, Count, CountUnits, Sum
+from dpstream.query.aggregates import Aggregate, Count, CountUnits, OfPairs, Sum
 from dpstream.query.noise_plan import plan_query
 from dpstream.query.public_tables import missing_table
 from dpstream.query.query import Query
@@ -64,6 +70,7 @@ _AROUND: Final = (0.1, 1.0, 10.0, 100.0)  # sizes of keys that errors are told f
 _MOST_ROWS: Final = 64
 _SURE: Final = 3.0  # standard deviations above which there are units of a sign
 _READ_AS: Final = bytes(16)  # the run of hashes in a measurement that is kept or public
+_MOST_TIMES: Final = 4.0  # that a measured loss may differ from the fitted one, for other bounds
 _FEW_REPEATS, _FEW_GIANTS = 10.0, 30.0  # `rare` of rows in a group, and of values
 Clamps = tuple[float, float]
 
@@ -252,26 +259,28 @@ def bounds(
     columns = list(dict.fromkeys(each.column for each in _clamped(query)))
     reading, names = reading_of(query, columns), fact_names(query, columns)
     folder = None if state is None else _folder(Path(state), reading, source, again=again)
+    answer = partial(from_histograms, query, columns=columns, share=sample, key_size=key_size)
     kept = None if folder is None or public else kept_release(folder)
-    if kept is not None:
+    plan = None if kept is None or folder is None else read_plan(folder)
+    lost = None if folder is None or plan is None else kept_sum(folder, plan)
+    if kept is not None and (plan is None or lost is not None or epsilon is None):
         assert folder is not None
         about: Any = read_about(folder)
-        paid = [Fraction(readable(about["facts"][name])) for name in ("epsilon", "delta")]
-        histograms = histograms_of(kept, names)
+        known = plan or {name: readable(text) for name, text in about["facts"].items()}
+        paid = [Fraction(known[name]) for name in ("epsilon", "delta")]
+        found = answer(histograms_of(kept, names), lost=lost)
     elif public == (epsilon is not None):
         raise InvalidParameter(
             "bounds come from data that is declared public (public=True, --public), or are paid "
             f"for (epsilon=0.1, --epsilon 0.1): one of the two; got {public=}, {epsilon=}"
         )
     else:
-        paid = []
-        asked = None
+        paid, measurement = [], None
         if not public:
-            asked = histogram_query(
-                reading, facts=names, epsilon=epsilon, delta=delta, about=_digest(reading)
+            measurement = Measurement.of(
+                reading, names, epsilon=epsilon, delta=delta, about=_digest(reading)
             )
-            plan_query(asked)  # refuses what no noise can keep, before a row is read
-            paid = [asked.epsilon, asked.delta]
+            paid = [measurement.epsilon, measurement.delta]
         if folder is not None and not public:
             make_directory(folder.parent, mode=0o700)
         if public:
@@ -288,45 +297,95 @@ def bounds(
             share=sample,
             progress=progress or (lambda done, total: None),
         )
-        if asked is None:
-            histograms = exact_histograms(facts, names)
+        if measurement is None:
+            found = answer(exact_histograms(facts, names))
         else:
             payer: Any = {"ledger": ledger, "dataset": dataset, "analyst": analyst}
             kept_in: Any = {} if folder is None else {"state": folder, "secret": secret}
-            histograms = noisy_histograms(facts, asked, names, **payer, **kept_in)
+            found = _pay_and_ask(measurement, facts, answer, **payer, **kept_in)
     return Proposal(
         query=query,
         epsilon=float(paid[0]) if paid else None,
         delta=float(paid[1]) if paid else None,
         measured_before=kept is not None,
-        **from_histograms(query, histograms, columns, share=sample, key_size=key_size),
+        **found,
     )
+
+
+def _pay_and_ask(
+    measurement: Measurement,
+    facts: UnitFacts,
+    answer: Callable[..., dict[str, Any]],
+    *,
+    state: Path | None = None,
+    secret: Secret | None = None,
+    **payer: Any,
+) -> dict[str, Any]:
+    """The histograms, then the sum of what the bounds that they propose leave out."""
+    if state is not None:
+        measurement.note(state)
+    if state is None or not state.exists():
+        measurement.check_room(facts, **payer)
+    histograms = measurement.histograms(facts, state=state, secret=secret, **payer)
+    about = asked_about(histograms, measurement, answer(histograms))
+    lost = measurement.lost(facts, about, state=state, secret=secret, **payer)
+    return answer(histograms, lost=lost)
 
 
 def from_histograms(
     query: Query,
     histograms: Histograms,
-    columns: Sequence[str],
+    columns: Sequence[str] = (),
     *,
     share: float = 1.0,
     key_size: float | None = None,
+    lost: Measured | None = None,
 ) -> dict[str, Any]:
-    """What is proposed, and what speaks for it, of a query whose histograms are known."""
-    return _least_error(query, _Log(histograms, columns, share), key_size)
+    """What is proposed, and what speaks for it, of a query whose histograms are known.
+
+    `lost`: what some bounds were measured to leave out. It changes what is said of bounds, and not
+    which are proposed: those are the ones that it was measured for.
+    """
+    log = _Log(histograms, columns, share)
+    found = _least_error(query, log, key_size)
+    if lost is None:
+        return found
+    log.correct(lost)
+    bounds = found["max_groups_contributed"], found["max_rows_per_group"]
+    return _least_error(query, log, key_size, bounds)
+
+
+def asked_about(
+    histograms: Histograms, measurement: Measurement, found: Mapping[str, Any]
+) -> Asked:
+    """The bounds that were found, and where to cut what one unit loses by them.
+
+    There the histograms see the least of noise and of what is beyond together. A unit's groups are
+    taken to have as many rows each.
+    """
+    bounds = found["max_groups_contributed"], found["max_rows_per_group"]
+    lost, units = _Log(histograms, (), 1.0).losses(*bounds)
+    beyond = np.array([units @ np.maximum(lost - cut, 0.0) for cut in COUNTS])
+    cut = COUNTS[np.argmin(np.hypot(measurement.noise_of_one * COUNTS, beyond))]
+    return Asked(groups=bounds[0], rows=bounds[1], cut=int(cut))
 
 
 def _counting_units(query: Query) -> Query:
     """The query with one count of units for all that is bounded per unit and group.
 
     Such bounds stay as they are: what is chosen is in how many groups a unit is. A query for keys
-    alone counts units, too.
+    alone counts units, too. Of pairs of columns, whose clamps stay, pairs are counted.
     """
-    kept = [a for a in query.aggregates if not any(m.per_unit for m in a.measures(True))]
+    kept: list[Aggregate] = [
+        Count(a.name) if isinstance(a, OfPairs) else a
+        for a in query.aggregates
+        if not any(m.per_unit for m in a.measures(True))
+    ]
     if len(kept) < len(query.aggregates) or not kept:
         kept.append(CountUnits("units in a group"))
     known = {*(a.name for a in kept), "selection", "bias"}
     weights = tuple(pair for pair in query.weights if pair[0] in known)
-    return replace(query, aggregates=tuple(kept), weights=weights)
+    return replace(query, aggregates=tuple(kept), weights=weights, weighted_keys=False)
 
 
 def _clamped(query: Query) -> list[Sum]:
@@ -427,6 +486,8 @@ class _Log:
         below = np.concatenate([[0], COUNTS[:-1]])
         self._sizes, self._widths = (below + 1 + COUNTS) / 2, (COUNTS - below).astype(np.float64)
         self.stddev, self._share = histograms.stddev, share
+        self._lost: tuple[int, int, float] | None = None
+        self._times = 1.0
         by_class = histograms.bins["rows"].reshape(len(CLASSES) + 1, -1)
         if "groups" in histograms.bins:
             self.groups = self._counts(histograms.bins["groups"])
@@ -477,7 +538,31 @@ class _Log:
 
     def kept(self, groups: int, rows: int) -> float:
         """The share of all rows that these bounds keep."""
-        return self._kept(groups, rows) / self.total if self.total else 1.0
+        if self._lost is not None and (groups, rows) == self._lost[:2]:
+            return 1 - self._lost[2]
+        lost = 1 - self._kept(groups, rows) / self.total if self.total else 0.0
+        return 1 - min(lost * self._times, 1.0)
+
+    def correct(self, lost: Measured) -> None:
+        """Believe what some bounds were measured to leave out, and scale that of others."""
+        bounds = lost.asked.groups, lost.asked.rows
+        fitted = 1 - self.kept(*bounds)
+        share = min(lost.rows / self.total, 1.0) if self.total else 0.0
+        self._lost = (*bounds, share)
+        if fitted > 0:
+            self._times = min(max(share / fitted, 1 / _MOST_TIMES), _MOST_TIMES)
+
+    def losses(self, groups: int, rows: int) -> tuple[Reals, Reals]:
+        """(rows that a unit loses by these bounds, how many units lose so many)."""
+        lost, units = [np.zeros(1)], [np.zeros(1)]
+        for where, each in zip(self._of_class, self.rows, strict=True):
+            if each.total:
+                sizes = self._sizes[where][:, None]
+                kept = np.minimum(sizes, groups) * np.minimum(each.sizes, rows)
+                lost.append((sizes * each.sizes - kept).ravel())
+                share = each.units / each.total
+                units.append((self.groups.units[where][:, None] * share).ravel())
+        return np.concatenate(lost), np.concatenate(units)
 
     def most(self, of: SizeDistribution, largest: float) -> list[int]:
         """Bounds of the grid worth comparing: up to sizes that units have."""
@@ -487,12 +572,17 @@ class _Log:
 
 
 class _Noise:
-    """The noise of a query for bounds of all kinds: it goes with sensitivities."""
+    """The noise of a query for bounds of all kinds: it goes with sensitivities.
+
+    Of several sets of keys it is that of the one with most keys, whose groups are the smallest.
+    """
 
     def __init__(self, query: Query) -> None:
         self.query, windows = query, query.schedule.windows
         seen = range(min(windows or 48, 48))
         self.releases = max([query.schedule.releases(window) for window in seen] + [1])
+        sizes = [len(names) for names in query.grouping_sets] or [0]
+        self._set = sizes.index(max(sizes))
 
     @lru_cache(maxsize=4096)  # noqa: B019 - it lives as long as a question
     def _window(self, groups: int, rows: int) -> Any:
@@ -502,14 +592,16 @@ class _Noise:
     def threshold(self, groups: int, rows: int) -> tuple[int, int]:
         """(noisy units that show a key in a window's last table, pre-threshold)."""
         _, window = self._window(groups, min(rows, 2))
-        return int(window.thresholds[-1]), int(window.pre_threshold)
+        thresholds = np.atleast_2d(window.thresholds)[self._set]
+        return int(thresholds[-1]), int(window.pre_threshold)
 
     def spreads(self, aggregate: Aggregate, groups: int, rows: int) -> list[float]:
         """Standard deviations of its measures; values with clamps of the query."""
         query, window = self._window(groups, min(rows, 2))
         found = []
         for measure in query.measures_of[aggregate.name]:
-            steps = float(window.stddevs[query.measures.index(measure), -1])
+            row = self._set * len(query.measures) + query.measures.index(measure)
+            steps = float(window.stddevs[row, -1])
             more = 1 if measure.kind in ("units", "round") else rows / min(rows, 2)
             found.append(steps * float(measure.quantum) * more)
         return found
@@ -564,8 +656,10 @@ def _error(shares: Sequence[tuple[Any, Any]], size: float) -> Any:
     return np.sqrt(sum(bias**2 + (noise / size) ** 2 for bias, noise in shares) / len(shares))
 
 
-def _least_error(query: Query, log: _Log, key_size: float | None) -> dict[str, Any]:
-    """The bounds of least error, and the trade-off around them."""
+def _least_error(
+    query: Query, log: _Log, key_size: float | None, bounds: tuple[int, int] | None = None
+) -> dict[str, Any]:
+    """The bounds of least error (or those that are given), and the trade-off around them."""
     start = {name: values.signs for name, values in log.values.items()}
     noise = _Noise(_with_bounds(query, 1, 1, start))
     most = math.inf if query.reachable is None else query.reachable
@@ -586,7 +680,7 @@ def _least_error(query: Query, log: _Log, key_size: float | None) -> dict[str, A
         for groups in candidates
         for rows in log.most(rows_of_all, _MOST_ROWS)
     }
-    groups, rows = min(found, key=lambda pair: (found[pair][0], pair))
+    groups, rows = bounds or min(found, key=lambda pair: (found[pair][0], pair))
     error, edges = found[groups, rows]
     clamps = {name: log.values[name].clamps(at) for name, at in edges.items()}
     final = _with_bounds(query, groups, rows, clamps)

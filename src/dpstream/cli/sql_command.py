@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -50,8 +51,10 @@ from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.state.secret import secret_path
 from dpstream.session import Refreshed, Run, run, with_tables
 from dpstream.session.budget import AnyQuery
+from dpstream.session.start import UnionAll
 from dpstream.session.start_pipeline import refuse_lost_secret
-from dpstream.sql_compiler.compile_sql import Compiled, compile_sql, remarks
+from dpstream.session.union_run import UnionRun
+from dpstream.sql_compiler.compile_sql import Compiled, compile_all, compile_sql, remarks
 from dpstream.sql_compiler.parameters import read_param
 
 Text = Annotated[
@@ -96,6 +99,18 @@ def compile_text(
     unbounded: bool = False,
 ) -> Compiled:
     """SQL from the command line, a file or standard input, with its options."""
+    text, name, given = _read_text(text, name, settings, params, functions)
+    return compile_sql(text, name, unbounded=unbounded, **given)
+
+
+def _read_text(
+    text: str,
+    name: str | None,
+    settings: Sequence[str],
+    params: Sequence[str] | None,
+    functions: Sequence[str] | None,
+) -> tuple[str, str | None, dict[str, Any]]:
+    """The SQL, its name, and what is given beside it."""
     path = Path(text)
     if text == "-":
         text = sys.stdin.read()
@@ -113,15 +128,12 @@ def compile_text(
         options["public_groups"] = (groups,)
     values = read_settings(params or [], flag="--param")
     named = read_settings(functions or [], flag="--function")
-    return compile_sql(
-        text,
-        name,
-        params={each: read_param(value) for each, value in values.items()},
-        functions=named,
-        folder=Path.cwd(),
-        unbounded=unbounded,
-        **options,
-    )
+    beside = {
+        "params": {each: read_param(value) for each, value in values.items()},
+        "functions": named,
+        "folder": Path.cwd(),
+    }
+    return text, name, beside | options
 
 
 def _is_file(path: Path) -> bool:
@@ -226,18 +238,19 @@ def sql(
 ) -> None:
     """Publish a query's releases under differential privacy."""
     use_log(log_format, log_level)
-    compiled = compile_text(text, name, settings or [], params, functions)
+    asked, called, beside = _read_text(text, name, settings or [], params, functions)
+    several = compile_all(asked, called, **beside)
     given: Any = None
-    if compiled.query.sources:
+    if several[0].query.sources or len({each.table for each in several}) > 1:
         given = table_paths("--source", sources)
     else:
-        given = source_paths(compiled, sources)
-    query = with_tables(
-        compiled.query,
-        public=public_tables(public, refresh),
-        registry=table_paths("--registry", registry),
-        state=state,
-    )
+        given = source_paths(several[0], sources)
+    tables = {
+        "public": public_tables(public, refresh),
+        "registry": table_paths("--registry", registry),
+    }
+    several = [replace(one, query=with_tables(one.query, state=state, **tables)) for one in several]
+    query, first = UnionAll.of(several), several[0].query
     if text == "-" and "-" in (given.values() if isinstance(given, dict) else given):
         raise InvalidParameter("standard input cannot be the query and its source at once")
     secret_file = secret if secret is not None or state is None else secret_path(state)
@@ -245,7 +258,7 @@ def sql(
         refuse_lost_secret(secret_file, [state])
     existed = secret_file is None or secret_file.exists()
     kept = None
-    if not sink and state is not None and query.schedule.steps is not None:  # it ends some day
+    if not sink and state is not None and first.schedule.steps is not None:  # it ends some day
         kept = PrintedReleases(state / "released")
     book: Books = ledger or (Ledger() if state is None else state / "ledger")
     stopper = Stopper()
@@ -268,20 +281,25 @@ def sql(
         take_over=take_over,
     )
     before = charged_runs(book, dataset)
-    tell_beginnings([running])
+    runs = [*running.parts.runs.values()] if isinstance(running, UnionRun) else [running]
+    tell_beginnings(runs)
     tell_storage("query", state, ledger)
-    for words in remarks(compiled):
+    for words in [words for one in several for words in remarks(one)]:
         note(words)
-    shown = None if sink else query
-    fills = query.every is not None or query.triggers is not None
+    shown = None if sink else first
+    fills = first.every is not None or first.triggers is not None
     if running.live and fills and not (sink or everything or as_json):
         note("a window's last release is shown in full, those before it in a line; --all shows all")
     count = _publish(running, stopper, shown, everything=everything)
     if not existed:
         note(f"created the secret {secret_file}; back it up: without it this query cannot go on")
-    new = tell_charges([query], before, book, dataset)
-    tell_operator([running], {query.name: None if state is None else state / "dead-letters"})
-    interrupted = bool(stopper.signals) and is_unfinished([running])
+    new = tell_charges([one.query for one in several], before, book, dataset)
+    letters: dict[str, Path | None] = {}
+    for part in runs:
+        folder = state if len(runs) == 1 or state is None else state / safe_name(part.query.name)
+        letters[part.query.name] = folder and folder / "dead-letters"
+    tell_operator(runs, letters)
+    interrupted = bool(stopper.signals) and is_unfinished(runs)
     if sink and as_json:
         facts = {
             "query": query.name,
@@ -296,7 +314,8 @@ def sql(
     elif sink:
         note(f"published {count} releases to {', '.join(sink)}")
     if not count and not interrupted:
-        _show_again(kept, query, sink, everything=everything)
+        for one in several:
+            _show_again(kept, one.query, sink, everything=everything)
     if interrupted:
         anew = "without --state it cannot go on: it would begin anew, and be charged anew"
         note(f"stopped; {'the same command again goes on from here' if state else anew}")

@@ -159,7 +159,9 @@ def another_run(place: object, query: str, *, files: str = "") -> StateError:
         f"{place} holds releases of {query!r} from another run; use another sink: a run that "
         "begins, or takes over from another, numbers its windows anew; name a new place ([sink] to "
         "= ... in the pipeline file, --sink), and the old releases stay where they are; or move "
-        f"{files or f'all releases of {query!r}'} away, and start again"
+        f"{files or f'all releases of {query!r}'} away, and start again; but if the state of that "
+        "run is lost, put a backup of it back (dpstream state restore): it goes on here, and is "
+        "not charged again"
     )
 
 

@@ -60,6 +60,7 @@ class Connector:
 _PACKAGES = {
     "duckdb": "duckdb",
     "delta": "deltalake",
+    "iceberg": "pyiceberg",
     "kafka": "confluent_kafka",
     "nats": "nats",
     "postgres": "psycopg",
@@ -100,6 +101,12 @@ SOURCES = {
         "delta",
         "exactly once: by the table's id and version",
     ),
+    "iceberg": Connector(
+        "iceberg://local/logs/clicks",
+        "an Iceberg table that grows, snapshot by snapshot",
+        "iceberg",
+        "exactly once: by the table's id and sequence number",
+    ),
 }
 SINKS = {
     "files": Connector(
@@ -130,6 +137,13 @@ SINKS = {
         "Delta Lake, a table for each query",
         "delta",
         "exactly once: one commit with an application transaction",
+        upsert=True,
+    ),
+    "iceberg": Connector(
+        "iceberg://local/releases",
+        "Apache Iceberg, a table for each query",
+        "iceberg",
+        "exactly once: one commit with a property of the table",
         upsert=True,
     ),
     "kafka": Connector(

@@ -426,6 +426,9 @@ def _derivation(
         return f"at most {largest:g} per row, all {bounds.rows} rows in one group: {value:.4g}"
     if measure.kind == "units":
         return f"1 in each of {bounds.groups} groups: sqrt({bounds.groups}) = {value:.4g}"
+    if measure.kind == "weight" and query.key_weights is not None:
+        told = query.key_weights.in_words
+        return f"{told}; the squares of a unit's weights sum to 1 at most: {value:.4g}"
     if measure.kind == "round":
         return f"1 in each round, {bounds.rows} of them: sqrt({bounds.rows}) = {value:.4g}"
     if measure.kind == "beyond":
@@ -633,6 +636,10 @@ def _keys(query: Query, thresholds: Any, pre: int) -> dict[str, Any]:
         names = [set_name(each) for each in query.grouping_sets]
         by_set = {"by_set": dict(zip(names, [int(each[-1]) for each in thresholds], strict=True))}
         thresholds = thresholds.max(axis=0)
+    unit = "units"
+    if query.key_weights is not None:
+        steps, unit = query.key_weights.steps, "units of weight 1"
+        thresholds, pre = -(-thresholds // steps), pre // steps
     first, last = int(thresholds[0]), int(thresholds[-1])
     least, most = int(min(thresholds)), int(max(thresholds))
     stays = "once shown it stays"
@@ -641,10 +648,12 @@ def _keys(query: Query, thresholds: Any, pre: int) -> dict[str, Any]:
     if query.remembered_keys:
         stays += "; one that an earlier window has shown needs no threshold (remember_keys)"
     words = (
-        f"a key needs about {last} units to appear by the end of its window"
+        f"a key needs about {last} {unit} to appear by the end of its window"
         f"{_threshold_range(thresholds, least, most)}; {stays}; keys with {pre} "
         f"{'unit' if pre == 1 else 'units'} or fewer are never looked at"
     )
+    if query.key_weights is not None:
+        words += f"; {query.key_weights.in_words}"
     if by_set:
         words += "; by sets of keys " + ", ".join(f"{n}: {u}" for n, u in by_set["by_set"].items())
         words += "; groups that are not shown have one row in the group that they are a part of"

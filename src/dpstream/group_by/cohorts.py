@@ -98,10 +98,12 @@ class CohortRows:
         """By unit: the row that began its cohort, the windows since (-1: none), what rows were."""
         units = HashTable().rows(np.ascontiguousarray(rows.units))
         which = np.asarray(whole_column(rows.keys[self.column]).fill_null(0), np.int64)
-        digests = rows.digests
-        begins = np.where(which >> _AGE > 0, 0, np.where(which & FIRST, 1, 2))
-        order = np.lexsort((digests[:, 1], digests[:, 0], rows.values[:, 0], begins))
-        first = order[first_places(units[order])]
+        first = first_places(units)
+        if self.keys:  # they are those of one row: which one is the row's own
+            digests = rows.digests
+            begins = np.where(which >> _AGE > 0, 0, np.where(which & FIRST, 1, 2))
+            order = np.lexsort((digests[:, 1], digests[:, 0], rows.values[:, 0], begins))
+            first = order[first_places(units[order])]
         ages, was = np.zeros(len(first), np.int64), np.zeros(len(first), np.int64)
         np.maximum.at(ages, units, which >> _AGE)
         np.bitwise_or.at(was, units, which & (FIRST | AGAIN))

@@ -166,7 +166,8 @@ class _Product:
             for size in range(len(names) + 1):
                 for some in combinations(names, size):
                     parts[some] = self._part(some, tables, weights)
-        full = next((n for n, names in enumerate(self._sets) if self._left_out(names) == 1), None)
+        complete = len(self._sizes)  # keys: one of a single value is a column of the table, too
+        full = next((n for n, names in enumerate(self._sets) if len(names) == complete), None)
         found = [self._sum(names, parts) for names in self._sets]
         if full is not None:
             finest = np.rint(found[full][0] / _STEP) * _STEP

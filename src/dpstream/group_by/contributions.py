@@ -78,6 +78,45 @@ def add_contributions(
         del bucket.contributions[window], bucket.values[window]  # nobody has got into it
 
 
+def weigh_keys(
+    query: Query,
+    bucket: UnitBucket,
+    period: int,
+    units: Words,
+    groups: Words,
+    places: Integers,
+    keep_mask: KeepMask,
+    values: Integers,
+) -> None:
+    """Write for the first row of each unit in a group what the group counts of it.
+
+    The rows are a step's of one bucket of units, of one window and period, and bounding has just
+    let them in. A weight stays as it is: what comes later gets the next ones. Of groups that come
+    at one step hashes decide which are counted first.
+    """
+    weights = query.key_weights
+    first = places[keep_mask[places] & FIRST > 0]
+    if weights is None or not len(first):
+        return
+    column = query.value_columns[weights.measure]
+    table = bucket.periods[period]
+    rows: Integers = np.empty(len(first), np.int64)
+    find_known(table.words, table.index, np.ascontiguousarray(units[first]), rows)
+    pairs = units[first] ^ groups[first][:, ::-1]
+    order = np.lexsort((pairs[:, 1], pairs[:, 0], rows))
+    first, rows = first[order], rows[order]
+    at = np.arange(len(rows))
+    begins = np.flatnonzero(np.diff(rows, prepend=-1) != 0)
+    counts = np.diff(begins, append=len(rows))
+    inside = at - np.repeat(begins, counts)  # places among those of this step
+    total = table.numbers[rows, 1]  # groups of the unit by now
+    before = total - np.repeat(counts, counts)
+    if weights.once:
+        values[first, column] = np.where(before > 0, 0, weights.of_number[total - 1])
+    else:
+        values[first, column] = weights.of_number[before + inside]
+
+
 def _limits(measure: Measure) -> tuple[int, int, int, int]:
     """(what is clamped, lo, hi, middle) in grid steps."""
     ends = (int(each / measure.quantum) for each in (measure.lo, measure.hi, measure.middle))

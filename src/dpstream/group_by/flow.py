@@ -31,7 +31,7 @@ from dpstream.group_by.chosen_bounds import (
     last_window_of,
     period_of,
 )
-from dpstream.group_by.contributions import add_contributions
+from dpstream.group_by.contributions import add_contributions, weigh_keys
 from dpstream.group_by.grouping_sets import (
     groups_in_sets,
     mark_first,
@@ -389,13 +389,17 @@ class Flow:
 
         Rows that count there alone are marked in `keep_mask`.
         """
-        if not self.query.unit_measures:
+        weighted = self.query.key_weights is not None
+        if not self.query.unit_measures and not weighted:
             return rows
-        values = rows.values.copy()
+        values, period = rows.values.copy(), int(rows.periods[0])
 
         def add_bucket(bucket: UnitBucket, places: Integers) -> None:
             of_rows = (rows.units, rows.groups, places, keep_mask, values)
-            add_contributions(self.query, bucket, window, *of_rows)
+            if weighted:
+                weigh_keys(self.query, bucket, period, *of_rows)
+            else:
+                add_contributions(self.query, bucket, window, *of_rows)
 
         places = in_buckets(rows.units, self.buckets)
         self.workers.each(add_bucket, self.state.units, places, size=len(rows))

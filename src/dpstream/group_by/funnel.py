@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from dpstream.compiled import compiled
@@ -86,14 +85,24 @@ class FunnelRows:
         groups = units
         if self.keys:
             groups = numbered_pairs(units, HashTable().rows(np.ascontiguousarray(rows.groups)))
-        reached = self._levels(rows, groups, np.ones(len(groups), bool))
-        before = np.zeros_like(reached)
+        first = first_places(groups)
+        counted = np.arange(len(groups))
+        if step is not None and self.grows:  # the others have what they had
+            moved = np.zeros(len(first), bool)
+            moved[groups[rows.steps == step]] = True
+            counted = np.flatnonzero(moved[groups])
+        times = rows.values[counted, 0]
+        which = np.asarray(whole_column(rows.keys[self.column]).fill_null(0), np.int64)[counted]
+        order = np.lexsort((which, times, groups[counted]))
+        path = [groups[counted][order], times[order], which[order]]
+        reached, before = self._levels(path, len(first)), np.zeros(len(first), np.int64)
         if step is not None and self.grows:
-            before = self._levels(rows, groups, rows.steps < step)
+            known = rows.steps[counted][order] < step
+            before = self._levels([column[known] for column in path], len(first))
         new = reached - before
         group = np.repeat(np.arange(len(new)), new)
         level = np.arange(len(group)) - np.repeat(np.cumsum(new) - new, new) + before[group] + 1
-        first = first_places(groups)[group]
+        first = first[group]
         columns: dict[str, Any] = {
             STEP: pa.array(level, pa.int64()),
             STEP_NAME: pa.array(self.steps, pa.string()).take(pa.array(level - 1)),
@@ -103,16 +112,13 @@ class FunnelRows:
         columns |= times_of_window(span, len(first))
         return rows.units[first], pa.table(columns)
 
-    def _levels(self, rows: HeldRows, groups: Integers, counted: npt.NDArray[np.bool_]) -> Integers:
-        """By group: the step that it has reached with the rows that are counted."""
-        size = int(groups.max()) + 1 if len(groups) else 0
-        places = np.flatnonzero(counted)
-        which = np.asarray(whole_column(rows.keys[self.column]).fill_null(0), np.int64)[places]
-        groups, times = groups[places], rows.values[places, 0]
-        order = np.lexsort((which, times, groups))
+    def _levels(self, path: list[Integers], size: int) -> Integers:
+        """By group: the step reached with rows in the order of groups and times: these, and what
+        the rows are."""
+        groups, times, which = path
         within = _EVER if self.within is None else self.within
-        how = (len(self.steps), within, self.strict, np.zeros(size, np.int64))
-        return _reach(groups[order], times[order], which[order], *how)
+        reached: Integers = np.zeros(size, np.int64)
+        return _reach(groups, times, which, len(self.steps), within, self.strict, reached)
 
 
 @compiled

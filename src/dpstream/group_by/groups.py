@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 LARGEST_SUM = 1 << 61
 TOO_LARGE = "a sum left the integers of 61 bits; use a coarser quantum"
-_KINDS = ("units", "rows", "value", "round", "clamped", "distinct")
-_COLUMNS = {"value": 1, "clamped": 1, "distinct": 2}  # numbers of each row
+_KINDS = ("units", "rows", "value", "round", "clamped", "distinct", "weight")
+_COLUMNS = {"value": 1, "clamped": 1, "distinct": 2, "weight": 1}  # numbers of each row
 _FEW = 32  # tables of key columns before they are joined
 _ACTIVE = 1  # a group has been active, and its key columns are known
 
@@ -329,6 +329,14 @@ def _add_rows(
                     sums[row, m] += values[place, value]
                 value += 1
                 over |= abs(sums[row, m]) > LARGEST_SUM
+            elif codes[m] == 6:
+                if keep_mask[place] & FIRST:
+                    before = sums[row, m]
+                    sums[row, m] += values[place, value]
+                    if m == 0 and before <= pre_threshold < sums[row, 0] and pre_threshold >= 0:
+                        became[count], named[count] = row, place
+                        count += 1
+                value += 1
             elif codes[m] >= 4:  # of rows that are not kept, too, if their unit is in the group
                 sums[row, m] += values[place, value]
                 value += codes[m] - 3

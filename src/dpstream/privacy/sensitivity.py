@@ -165,6 +165,17 @@ def per_unit_change(*, groups: int, largest: Fraction) -> Fraction:
     return group_by_change(rows=groups, per_group=1, groups=groups, largest=largest)
 
 
+def weights_change(*, squares: int) -> Fraction:
+    """L2 change of the weighted units of all groups, when one unit comes or goes.
+
+    Its weights never change once they are counted, and their `squares` sum to no more than that.
+
+    >>> weights_change(squares=25)
+    Fraction(5, 1)
+    """
+    return root_above(Fraction(squares))
+
+
 @cache
 def total_change(*, rows: int, largest: Fraction) -> Fraction:
     """L1 change of one column over all groups: each of a unit's rows moves one group.

@@ -38,11 +38,12 @@ from dpstream.records import Integers, Reals
 class Measure:
     """One exact column: units, rows, or the sum of a value on its grid less `middle`.
 
-    "round": units since their group was last published. With `power` 2 the squared distance from
-    `middle` is summed, less the middle of its own range; with 0, 1 for a value and 0 for NULL.
-    "leaf", "level": `quantiles.py`. Of a window as a whole: "kept" and
-    "dropped" rows, or with a column their values, and units "beyond" the dropped rows that count.
-    "clamped": of each unit what `of_unit` says of its rows, within [lo, hi]. "distinct": values, of
+    "round": units since their group was last published. "weight": units, each with a weight of at
+    most `hi` (`key_weights.py`). With `power` 2 the squared distance from `middle` is summed, less
+    the middle of its own range; with 0, 1 for a value and 0 for NULL. "leaf", "level":
+    `quantiles.py`. Of a window as a whole: "kept" and "dropped" rows, or with a column their
+    values, and units "beyond" the dropped rows that count. "clamped": of each unit what `of_unit`
+    says of its rows, within [lo, hi]. "distinct": values, of
     which each unit brings at most `hi`.
     """
 
@@ -58,6 +59,7 @@ class Measure:
         "distinct",
         "leaf",
         "level",
+        "weight",
     ]
     column: str = ""
     lo: Fraction = Fraction(0)
@@ -111,6 +113,8 @@ class Measure:
     @property
     def largest(self) -> Fraction:
         """The most that one row adds, in grid steps; for some kinds, that one unit adds."""
+        if self.kind == "weight":
+            return self.hi / self.quantum
         if not self.column and self.kind != "clamped":
             return Fraction(1)
         if self.power < 2:
@@ -125,7 +129,7 @@ class Measure:
     @property
     def columns_of_values(self) -> int:
         """How many numbers of each row it needs; the id of a value has two words."""
-        return {"value": 1, "clamped": 1, "distinct": 2, "leaf": 1}.get(self.kind, 0)
+        return _NUMBERS_OF_ROWS.get(self.kind, 0)
 
     @property
     def fall(self) -> Fraction:
@@ -168,6 +172,7 @@ class Measure:
         return np.where(np.isnan(steps), 0, np.clip(steps, -most, most)).astype(np.int64)
 
 
+_NUMBERS_OF_ROWS = {"value": 1, "clamped": 1, "distinct": 2, "leaf": 1, "weight": 1}
 MOST_STEPS = 1 << 40
 """Grid steps of one row's value, where it is not clamped itself."""
 _MOST_VALUES = 1 << 20

@@ -180,6 +180,8 @@ class NoisePlan:
             )
         if measure.kind == "units":
             return units_change(rows=bounds.rows, groups=bounds.groups)
+        if measure.kind == "weight" and self.query.key_weights is not None:
+            return self.query.key_weights.change
         if measure.kind == "round":
             return rounds_change(rows=bounds.rows)
         if measure.per_unit:
@@ -470,10 +472,13 @@ class NoisePlan:
             sets = zip(first, query.grouping_sets, strict=True)
             of_sets = [self._quantiles(releases, names) * sigma * errors for sigma, names in sets]
             deviations = np.array(of_sets)
+        unit = int(query.measures[0].largest)  # what a unit adds to a key, at most
         early = query.pre_threshold
         if early is None:
             early = math.floor(_EARLY * float(deviations[..., -1].min()))
-        thresholds = early + 1 + np.ceil(deviations + 0.5).astype(np.int64)
+        else:
+            early *= unit
+        thresholds = early + unit + np.ceil(deviations + 0.5).astype(np.int64)
         return replace(plan, public=False, pre_threshold=early, thresholds=thresholds)
 
     @lru_cache(maxsize=64)  # noqa: B019

@@ -39,6 +39,7 @@ from dpstream.query.grouping_sets import (
     is_chain,
     is_product,
 )
+from dpstream.query.key_weights import KeyWeights
 from dpstream.query.public_tables import NeedsTables
 from dpstream.query.quantiles import Cells, Level, cells_of
 from dpstream.query.row_spec import Finish, Prepare, RowSpec
@@ -49,7 +50,7 @@ _KEYS = """
     aggregates epsilon delta strategy max_groups_contributed max_rows_per_group max_rows_contributed
     pre_threshold selection_share last_share last_budget weights
     confidence debias debias_rows=max_dropped_rows report_bias min_change nonnegative buffers
-    grouping_sets grouping_set_weights remember_keys choose_groups
+    grouping_sets grouping_set_weights remember_keys choose_groups weighted_keys
 """  # a field that gets another name keeps its key: key=new_name
 _OF_BIAS = Fraction(1, 50)  # of the budget: totals of a window are large beside their noise
 _USUALLY_KEPT = Fraction(9, 10)  # of the rows; whatever it is, sound
@@ -98,7 +99,9 @@ class Query(RowSpec, identity="query", keys=_KEYS):
     and sums. `remember_keys`: a key that an earlier window has shown needs no threshold in the next
     ones; a number says how many are remembered at most (True: a million). `max_groups_contributed`
     may be "auto", as if none is given: each period gets the bound that noisy histograms of earlier
-    periods, which take 2% of the budget, speak for.
+    periods, which take 2% of the budget, speak for. `weighted_keys`: of keys that are published
+    alone, a unit with few of them counts more in each; what a unit counts in all asks for the noise
+    of one key.
     `grouping_sets`: sets of the keys (ROLLUP, CUBE): rows are bounded by all keys, and what is kept
     counts in each set. `grouping_set_weights`: how the sets share the budget (1 each). Over public
     groups the sets are made consistent by least squares, which lowers their error.
@@ -130,6 +133,7 @@ class Query(RowSpec, identity="query", keys=_KEYS):
     nonnegative: bool = False
     buffers: int = 4
     remember_keys: bool | int = True
+    weighted_keys: bool = False
     grouping_sets: tuple[tuple[str, ...], ...] = ()
     grouping_set_weights: tuple[Fraction, ...] = ()
 
@@ -175,6 +179,7 @@ class Query(RowSpec, identity="query", keys=_KEYS):
             nonnegative: bool = False,
             buffers: int = 4,
             remember_keys: bool | int = True,
+            weighted_keys: bool = False,
             grouping_sets: Iterable[Iterable[str]] = (),
             grouping_set_weights: Sequence[Amount] = (),
             column_types: Mapping[str, object] | Sequence[tuple[str, object]] = (),
@@ -229,6 +234,9 @@ class Query(RowSpec, identity="query", keys=_KEYS):
         weights = checked_weights(self.grouping_sets, self.grouping_set_weights)
         put("grouping_set_weights", weights)
         self._check_pure()
+        put("weighted_keys", bool(self.weighted_keys))
+        if self.weighted_keys:
+            self._check_weighted_keys()
         if self.grouping_sets:
             self._check_sets()
         if self.choose_groups:
@@ -301,6 +309,23 @@ class Query(RowSpec, identity="query", keys=_KEYS):
                     f"{given} is not for quantiles and histograms such as {each.name!r}: they are "
                     "read off many sums, at every release; leave it out"
                 )
+
+    def _check_weighted_keys(self) -> None:
+        """Weights find keys; nothing else is measured by them."""
+        problem = ""
+        if self.aggregates:
+            problem = f"it has aggregates, such as {self.aggregates[0].name!r}"
+        elif self.strategy != "latched":
+            problem = f"the strategy {self.strategy!r} counts units"
+        elif self.grouping_sets:
+            problem = "it has several sets of keys"
+        elif self.choose_groups:
+            problem = "its max_groups_contributed is chosen for each period; give a number"
+        if problem:
+            raise InvalidParameter(
+                f"weighted_keys are for a query that publishes keys alone, and {problem}; leave "
+                "one of both out"
+            )
 
     @property
     def pure(self) -> bool:
@@ -570,9 +595,19 @@ class Query(RowSpec, identity="query", keys=_KEYS):
         return self.bounds.rows_per_group == 1 and not self.in_rounds and not several
 
     @cached_property
+    def key_weights(self) -> KeyWeights | None:
+        """What a unit's keys count, where not all count alike."""
+        if not self.weighted_keys:
+            return None
+        once = self.window is None and self.every is None and self.triggers is None
+        return KeyWeights(groups=self.bounds.groups, once=once)
+
+    @cached_property
     def measures(self) -> tuple[Measure, ...]:
         """The exact columns behind the aggregates."""
         finder = Measure(kind="round" if self.in_rounds else "units")
+        if self.key_weights is not None:
+            finder = self.key_weights.measure
         return all_measures(
             self.aggregates,
             one_row=self.one_row,
@@ -755,6 +790,8 @@ class Query(RowSpec, identity="query", keys=_KEYS):
             del facts["report_bias"]
         if not self.remembered_keys:
             del facts["remember_keys"]
+        if not self.weighted_keys:
+            del facts["weighted_keys"]
         if not self.choose_groups:
             del facts["choose_groups"]
         if not self.grouping_sets:

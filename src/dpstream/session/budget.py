@@ -246,11 +246,15 @@ def _short_of(query: Query, asked: Fraction, book: dict[str, Any], problem: str)
     terms, left = Terms.from_json(book["terms"]), Fraction(book["left"])
     if asked <= left:  # there is room for its noise: the problem says for what there is none
         return problem.partition(": ")[2]
+    takes, fix = "", "lower its epsilon"
+    if query.pure and terms.measure == "mu_squared":
+        takes = f"which is {float(asked / terms.total):.0%} of what the book counts (mu^2), "
+        fix = f"give it a delta (such as 1e-9), {fix}"
     return (
-        f"it asks for epsilon = {show(query.epsilon)}, delta = {show(query.delta)}, and of the "
-        f"book's {amount_in_words(terms, terms.total)} only "
-        f"{amount_in_words(terms, left).partition(' = ')[2]} is left; lower its epsilon, or agree "
-        "on a larger book (dpstream ledger grow)"
+        f"it asks for epsilon = {show(query.epsilon)}, delta = {show(query.delta)}, {takes}and of "
+        f"the book's {amount_in_words(terms, terms.total)} only "
+        f"{amount_in_words(terms, left).partition(' = ')[2]} is left; {fix}, or agree on a larger "
+        "book (dpstream ledger grow)"
     )
 
 

@@ -16,11 +16,12 @@ from dpstream.engines.collected import Releases, release_facts
 from dpstream.engines.embedded.live_reader import Arrivals
 from dpstream.engines.query_run import Run
 from dpstream.operator_log import in_our_words
+from dpstream.privacy.ledger.refusals import LastPeriodOver
 from dpstream.query.windows import instant
 
 _LOG = logging.getLogger("dpstream.session")
 _PATIENCE = 1_000_000  # microseconds after its trigger before a query without rows is told of
-_CATCHING_UP = 30_000_000  # the same, after a start at which its trigger was overdue
+_CATCHING_UP = 5_000_000  # the same, after a start at which its trigger was overdue
 
 
 class Runs:
@@ -171,9 +172,12 @@ class Runs:
 
     def _note_failure(self, name: str, problem: Exception) -> None:
         if len(self.runs) > 1:
-            _LOG.error(
-                "query %r has failed; the others go on: %s",
+            over = isinstance(problem, LastPeriodOver)
+            _LOG.log(
+                logging.WARNING if over else logging.ERROR,
+                "query %r has %s; the others go on: %s",
                 name,
+                "come to its end" if over else "failed",
                 in_our_words(problem),
                 extra={"facts": {"query": name}},
             )
@@ -195,7 +199,7 @@ class Runs:
             if run.arrivals is not None
             and not run.operator.read
             and most[run.arrivals]
-            and run.clock.now() >= self._told_from[name]
+            and (name in self.failures or run.clock.now() >= self._told_from[name])
         ]
         for name in [name for name in starved if name not in self._starved]:
             self._starved.add(name)

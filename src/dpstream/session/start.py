@@ -57,8 +57,10 @@ from dpstream.records import CheckedSink, Frame, Sink, Source, fence
 from dpstream.session.budget import refuse_early, was_charged
 from dpstream.session.first_rows import RowSample, refuse_useless, sample_rows
 from dpstream.session.runs import Runs
+from dpstream.session.union_run import UnionRun, book_of_all, refuse_other_times
 from dpstream.session.whole_tables import Given, with_tables
-from dpstream.sql_compiler import compile_sql, warn_of_remarks
+from dpstream.sql_compiler import warn_of_remarks
+from dpstream.sql_compiler.compile_sql import Compiled, compile_all
 
 Place: TypeAlias = str | os.PathLike[str]
 SourceSpec: TypeAlias = (
@@ -101,7 +103,7 @@ class UnitedFeeds(tuple[Feed, ...]):
 
 
 def run(
-    query: AnyQuery | str,
+    query: AnyQuery | UnionAll | str,
     source: SourceSpec | Mapping[str, SourceSpec] | None = None,
     *,
     sink: SinkSpec | None = None,
@@ -126,7 +128,8 @@ def run(
 ) -> Run:
     """Publish a query's releases, for as long as its schedule runs.
 
-    `query`: one that is built, or SQL with a privacy clause (see `dps.sql`). `source`: files (a
+    `query`: one that is built, or SQL with a privacy clause (see `dps.sql`), also UNION ALL of such
+    queries: then a release has the rows of all branches, and each branch pays. `source`: files (a
     path, a glob, a directory, a list), a list of dicts, an Arrow table, a pandas or Polars frame or
     whatever else offers itself as an Arrow stream, "-" for standard input, or a URI such as
     "kafka://127.0.0.1:9092/clicks". Files are read by event time; with `live` a directory may grow,
@@ -173,9 +176,37 @@ def run(
     _check_names(places | {"secret": secret, "ledger": ledger, "dead_letters": dead_letters})
     sink = _with_output(sink, output)
     if isinstance(query, str):
-        compiled = compile_sql(query)
-        warn_of_remarks(compiled, stacklevel=2)
-        query = compiled.query
+        several = compile_all(query)
+        for compiled in several:
+            warn_of_remarks(compiled, stacklevel=2)
+        query = UnionAll.of(several)
+    if isinstance(query, UnionAll):
+        if dead_letters is not None:
+            raise InvalidParameter(
+                "dead letters of a UNION ALL are kept by branch, in the state directory; give "
+                "state, and leave dead_letters out"
+            )
+        return _run_union(
+            query,
+            source=source,
+            ledger=ledger,
+            analyst=analyst,
+            clock=clock or SystemClock(),
+            sink=sink,
+            history=history,
+            state=state,
+            live=live,
+            on_done=on_done,
+            secret=secret,
+            dataset=dataset,
+            on_damage=on_damage,
+            options=options,
+            engine=engine,
+            anyway=anyway,
+            take_over=take_over,
+            public=public,
+            registry=registry,
+        )
     _check_queries("run", [query])
     if source is None and history is None:
         raise InvalidParameter("a run needs a source: files, a table, or '-' for standard input")
@@ -237,6 +268,72 @@ def run(
     }
     kind: type[Run] = SeriesRun if isinstance(query, SeriesQuery) else LocalRun
     return _checked(kind(query=query, **parts), new=new, anyway=anyway)
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnionAll:
+    """Private queries that a statement puts together by UNION ALL, and the tables they read."""
+
+    queries: tuple[AnyQuery, ...]
+    tables: tuple[str, ...]
+    name: str
+
+    @classmethod
+    def of(cls, compiled: Sequence[Compiled]) -> AnyQuery | UnionAll:
+        """The only query, or several."""
+        if len(compiled) == 1:
+            return compiled[0].query
+        queries = tuple(each.query for each in compiled)
+        name = queries[0].name.removesuffix("_1")
+        return cls(queries=queries, tables=tuple(each.table for each in compiled), name=name)
+
+
+def _run_union(
+    union: UnionAll,
+    *,
+    source: Any,
+    ledger: GivenLedger,
+    analyst: str,
+    clock: Clock,
+    **given: Any,
+) -> Run:
+    """Run the branches side by side; without a ledger in a book that has room for all of them."""
+    refuse_other_times(union.queries)
+    if isinstance(source, Mapping):
+        missing = [name for name in union.tables if name not in source]
+        if missing and not any(query.sources for query in union.queries):
+            raise InvalidParameter(
+                f"the query reads {' and '.join(dict.fromkeys(union.tables))}, and no source is "
+                f"given for {missing[0]!r}; name each: source={{{missing[0]!r}: ...}}"
+            )
+        how = {name: given[name] for name in ("live", "history", "on_damage", "on_done")}
+        feeds = {name: Feed(source=source[name], name=name, **how) for name in {*union.tables}}
+        by_query = zip(union.queries, union.tables, strict=True)
+        source = {query.name: feeds[table] for query, table in by_query}
+    elif len({*union.tables}) > 1:
+        raise InvalidParameter(
+            f"the query reads {' and '.join(dict.fromkeys(union.tables))}: name a source for each, "
+            f"source={{{union.tables[0]!r}: ...}}"
+        )
+    dataset, folder = given["dataset"], None if given["state"] is None else Path(given["state"])
+    if ledger is None:
+        warn_of_own_book("query", folder, stacklevel=3)
+    book = _own_ledger(ledger, folder)
+    if book is None or book.terms(dataset) is None:  # it will have room for all of them
+        tables = {name: given[name] for name in ("public", "registry")}
+        whole = [with_tables(query, state=folder, **tables) for query in union.queries]
+        book = book or _new_book(
+            None if ledger is None else as_ledger_place(cast("LedgerPlace", ledger)), []
+        )
+        book.open(dataset, book_of_all(whole, clock.now()))
+        ledger = ledger or book
+    if book is not ledger:
+        book.close()
+    analysts = {query.name: analyst for query in union.queries}
+    parts = run_all(
+        union.queries, source=source, ledger=ledger, clock=clock, analysts=analysts, **given
+    )
+    return UnionRun(query=union.queries[0], source=None, clock=clock, parts=parts, name=union.name)
 
 
 def _checked(started: Run, *, new: bool, anyway: bool) -> Run:

@@ -36,11 +36,11 @@ from dpstream.sql_compiler import (
 from dpstream.sql_compiler.expressions import suggestion
 from dpstream.sql_compiler.key_sets import resolve_key_sets
 from dpstream.sql_compiler.layer_compiler import with_layers
-from dpstream.sql_compiler.outer_select import unwrap
+from dpstream.sql_compiler.outer_select import private_branches, unwrap
 from dpstream.sql_compiler.parameters import Params, bind
 from dpstream.sql_compiler.privacy_clause import OPTIONS, node_of, parameter_of, read_parameters
 from dpstream.sql_compiler.query_builder import QueryBuilder
-from dpstream.sql_compiler.statement import Draft, call_name, parse
+from dpstream.sql_compiler.statement import Draft, Statement, call_name, parse
 from dpstream.sql_compiler.union_rows import prepared_rows
 from dpstream.sql_compiler.user_functions import Functions, user_functions
 
@@ -269,10 +269,53 @@ def compile_sql(
     >>> compiled.table, compiled.query.keys, compiled.query.aggregates
     ('log', ('page',), (Count(name='clicks'),))
     """
-    statement, layers = unwrap(bind(parse(text), params))
-    draft = Draft(
-        statement=statement, overrides=overrides, name=name or "query", unbounded=unbounded
-    )
+    statement = bind(parse(text), params)
+    parts: dict[str, Any] = {"functions": functions, "folder": folder, "unbounded": unbounded}
+    return _compiled(statement, name or "query", overrides, **parts)
+
+
+def compile_all(
+    text: str,
+    name: str | None = None,
+    *,
+    params: Params | None = None,
+    functions: Functions | None = None,
+    folder: Path | None = None,
+    **overrides: Any,
+) -> list[Compiled]:
+    """Compile SQL as `compile_sql` does; a UNION ALL of private queries is one query a branch.
+
+    Their names are `name` with numbers, from 1 on. `overrides` are of each.
+
+    >>> branch = '''SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 1, delta = 1e-9,
+    ...   privacy_unit_column = user) COUNT(*) AS n FROM log WHERE page = ''''
+    >>> text = f"{branch}a' UNION ALL {branch}b'"
+    >>> [each.query.name for each in compile_all(text, "pages", max_rows_per_group=1)]
+    ['pages_1', 'pages_2']
+    """
+    statement = bind(parse(text), params)
+    branches = private_branches(statement) or [statement]
+    names = [f"{name or 'query'}_{n}" for n in range(1, len(branches) + 1)]
+    parts: dict[str, Any] = {"functions": functions, "folder": folder}
+    return [
+        _compiled(branch, one if len(branches) > 1 else name or "query", overrides, **parts)
+        for branch, one in zip(branches, names, strict=True)
+    ]
+
+
+def _compiled(
+    statement: Statement,
+    name: str,
+    overrides: dict[str, Any],
+    *,
+    functions: Functions | None,
+    folder: Path | None,
+    unbounded: bool = False,
+) -> Compiled:
+    """The query of one statement."""
+    text = statement.text
+    statement, layers = unwrap(statement)
+    draft = Draft(statement=statement, overrides=overrides, name=name, unbounded=unbounded)
     draft.functions = user_functions(functions, folder)
     for rule in RULES:
         rule(draft)

@@ -230,6 +230,9 @@ def _over(compiler: Compiler, node: exp.Expr) -> Compute:
     if any(each.find(exp.Column) is None for each in order) or node.find(exp.Column) is None:
         reason = f"{canonical(node)} looks at no column"
         raise compiler.statement.refusal(node, reason, "name a column that is published")
+    if name == "ENTROPY" and order:
+        reason = "ENTROPY is of all rows of a part"
+        raise compiler.statement.refusal(node, reason, "leave ORDER BY out")
     if not order and (least == 0 or most == 2):
         reason = f"{name} needs an order"
         raise compiler.statement.refusal(node, reason, f"write {name}(...) OVER (ORDER BY n DESC)")

@@ -67,7 +67,7 @@ from dpstream.sql_compiler.statement import (
 )
 from dpstream.sql_compiler.validate import refuse_changing_calls
 
-_AGGREGATES = ("SUM", "AVG", "MIN", "MAX", "COUNT", "COUNTIF")
+_AGGREGATES = ("SUM", "AVG", "MIN", "MAX", "COUNT", "COUNTIF", "ENTROPY")
 _PIVOT_MORE = ("unpivot", "using", "group", "include_nulls", "default_on_null", "into", "with_")
 _CLAUSES = {
     *("expressions", "with_", "from_", "where", "group", "having", "qualify"),
@@ -142,7 +142,7 @@ def published_by(draft: Draft, builder: QueryBuilder, query: Query | SeriesQuery
             read = [] if node is None else [each.name for each in node.find_all(exp.Column)]
             noise = None if node is None else noise_of(e for e in read if e in draft.aggregates)
             ends = bars.get(name, ())
-            columns[name] = Known(noise=noise if ends else None, ends=("", *ends))
+            columns[name] = Known(noise=noise if STDDEV in ends else None, ends=("", *ends))
             if node is not None and not any(each in draft.aggregates for each in read):
                 columns[name] = replace(columns[name], exact=True, noise=None)
         else:

@@ -131,8 +131,35 @@ def _is_private(tree: exp.Expr) -> bool:
     return isinstance(tree.args.get("hint"), PrivacyClause)
 
 
-def refuse_union(statement: Statement, tree: exp.Expr) -> None:
-    """UNION ALL of private queries: each is a query of its own, with a budget of its own."""
+def private_branches(statement: Statement) -> list[Statement]:
+    """The private queries that a statement puts together by UNION ALL; none if it is another."""
+    tree = statement.tree
+    branches = _branches(tree) if isinstance(tree, exp.SetOperation) else []
+    if not any(_is_private(branch) for branch in branches):
+        return []
+    for node in [tree, *tree.find_all(exp.SetOperation)]:
+        if not isinstance(node, exp.Union) or node.args.get("distinct"):
+            reason = "private queries are put together by UNION ALL alone"
+            raise statement.refusal(node, reason, "write UNION ALL")
+    for name in ("order", "limit", "offset", "emit"):
+        if tree.args.get(name) is not None:
+            reason = f"{name.upper()} stands behind a UNION ALL of private queries"
+            fix = "write each branch in parentheses, with clauses of its own"
+            raise statement.refusal(tree.args[name], reason, fix)
+    with_ = tree.args.get("with_")
+    found = []
+    for branch in branches:
+        own = branch.copy()
+        mine = own.args.get("with_")
+        if with_ is not None:
+            named = [*with_.expressions, *([] if mine is None else mine.expressions)]
+            own.set("with_", exp.With(expressions=[each.copy() for each in named]))
+        found.append(replace(statement, tree=own))
+    return found
+
+
+def _branches(tree: exp.Expr) -> list[exp.Expr]:
+    """What a UNION puts together, in order."""
     branches: list[exp.Expr] = []
     left: list[exp.Expr] = [tree]
     while left:
@@ -141,6 +168,12 @@ def refuse_union(statement: Statement, tree: exp.Expr) -> None:
             left += [node.expression, node.this]
         else:
             branches.append(node)
+    return branches
+
+
+def refuse_union(statement: Statement, tree: exp.Expr) -> None:
+    """UNION ALL of private queries: each is a query of its own, with a budget of its own."""
+    branches = _branches(tree)
     if not any(_is_private(branch) for branch in branches):
         return
     begins = [token.start for token in statement.tokens if token.text.upper() == "SELECT"]
@@ -156,7 +189,8 @@ def refuse_union(statement: Statement, tree: exp.Expr) -> None:
     raise statement.refusal(
         None,
         f"UNION ALL of {len(branches)} private queries: each has a budget and a run of its own",
-        "give each a [[query]] of its own in one pipeline file, or all to dps.run_all: they share "
+        "run the whole text, by dps.run(text) or `dpstream sql`: each pays from one book, and "
+        "their rows come together; in a pipeline give each a [[query]] of its own: they share "
         f"source, book and sink; then read {together} there{''.join(blocks)}",
     )
 

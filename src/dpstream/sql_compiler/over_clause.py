@@ -11,17 +11,18 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from scipy.special import ndtri
 from sqlglot import exp
 
 from dpstream.errors import InvalidInput
-from dpstream.records import Integers
+from dpstream.records import Integers, Reals
 from dpstream.rows.parse import row_codes
 from dpstream.sql_compiler.sql_values import Value, as_float
 from dpstream.sql_compiler.statement import Over, canonical, parse
 
 _RANKS = ("ROW_NUMBER", "RANK", "DENSE_RANK")
 _NEIGHBOURS = {"LAG": -1, "LEAD": 1}
-_TOTALS = ("SUM", "AVG", "MIN", "MAX", "RATIO_TO_REPORT")
+_TOTALS = ("SUM", "AVG", "MIN", "MAX", "RATIO_TO_REPORT", "ENTROPY")
 FUNCTIONS = (*_RANKS, *_NEIGHBOURS, *_TOTALS)
 """Functions that OVER knows."""
 Order: TypeAlias = tuple[Value, bool, bool]
@@ -98,12 +99,30 @@ def _places(name: str, places: int, part: Integers, peers: Integers) -> Integers
     return np.maximum.accumulate(np.where(begins, at, 0)) + 1
 
 
+def entropy(values: Reals, groups: Integers, size: int) -> Reals:
+    """Of each group the entropy, in bits, of shares in proportion to its values; NaN of none.
+
+    What noise has made negative has no share.
+
+    >>> entropy(np.array([2.0, 1.0, 1.0, -3.0]), np.zeros(4, np.int64), 1).tolist()
+    [1.5]
+    """
+    parts = np.maximum(values, 0.0)
+    totals = np.bincount(groups, weights=parts, minlength=size)
+    with np.errstate(all="ignore"):
+        shares = parts / totals[groups]
+        bits = np.where(shares > 0, -shares * np.log2(shares), 0.0)
+        return np.where(totals > 0, np.bincount(groups, weights=bits, minlength=size), np.nan)
+
+
 def _total(name: str, numbers: Any, peers: Integers, *, ordered: bool) -> Any:
     """Of all rows of a part, or with an order of those up to each row and its peers."""
     known, none = np.nan_to_num(numbers), np.isnan(numbers)
     if name == "RATIO_TO_REPORT":
         with np.errstate(all="ignore"):
             return numbers / known.sum()
+    if name == "ENTROPY":
+        return np.full(len(numbers), entropy(known, np.zeros(len(known), np.int64), 1)[0])
     if name in _ACCUMULATE:
         running = _ACCUMULATE[name](numbers)
     else:
@@ -114,6 +133,38 @@ def _total(name: str, numbers: Any, peers: Integers, *, ordered: bool) -> Any:
         return np.full(len(numbers), running[-1])
     ends = np.append(np.flatnonzero(np.diff(peers)), len(numbers) - 1)
     return running[ends[np.searchsorted(ends, np.arange(len(numbers)))]]
+
+
+def rank_interval(
+    values: Reals, stddevs: Reals, parts: Integers, confidence: float
+) -> tuple[Integers, Integers]:
+    """The best and the worst rank that each true value may have within its part, largest first.
+
+    All rows of the table are right together with the probability `confidence`: of two rows of a
+    part one is certainly larger where it is so by z deviations of their difference, and the pairs
+    share what may fail. Noises are independent.
+
+    >>> best, worst = rank_interval(
+    ...     np.array([50.0, 0.0, 48.0]), np.ones(3), np.zeros(3, np.int64), 0.95)
+    >>> best.tolist(), worst.tolist()
+    ([1, 3, 1], [2, 3, 2])
+    """
+    best, worst = np.ones(len(values), np.int64), np.ones(len(values), np.int64)
+    _, part, sizes = np.unique(parts, return_inverse=True, return_counts=True)
+    pairs = float((sizes * (sizes - 1) // 2).sum())
+    z = 0.0 if not pairs else float(-ndtri((1 - confidence) / pairs))
+    order = np.argsort(part.reshape(-1), kind="stable")
+    for rows in np.split(order, np.cumsum(sizes)[:-1]) if len(values) else ():
+        known = np.sort(values[rows])  # NaN comes last, and is never certainly less or more
+        most = stddevs[rows].max(initial=0.0, where=~np.isnan(stddevs[rows]))
+        apart = z * np.hypot(stddevs[rows], most)
+        above, below = values[rows] + apart, values[rows] - apart
+        count = len(known) - int(np.isnan(known).sum())
+        larger = count - np.searchsorted(known[:count], above, side="right")
+        best[rows] = 1 + np.where(np.isnan(above), 0, larger)
+        smaller = np.searchsorted(known[:count], below, side="left")
+        worst[rows] = len(rows) - np.where(np.isnan(below), 0, smaller)
+    return best, worst
 
 
 def error_bar(node: exp.Expr, aggregates: Sequence[str], keys: Sequence[str]) -> exp.Expr | None:

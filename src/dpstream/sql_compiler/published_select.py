@@ -23,7 +23,7 @@ from dpstream.sql_compiler.earlier_windows import (
     known_numbers,
     numbers_of,
 )
-from dpstream.sql_compiler.over_clause import sort_rows
+from dpstream.sql_compiler.over_clause import entropy, sort_rows
 from dpstream.sql_compiler.query_builder import (
     ErrorBar,
     Expression,
@@ -37,7 +37,7 @@ from dpstream.sql_compiler.sql_values import as_bool, as_float
 
 @dataclass(frozen=True, kw_only=True)
 class GroupAggregate:
-    """SUM, AVG, MIN, MAX or COUNT of the rows of a group; `only` of those where it holds.
+    """SUM, AVG, MIN, MAX, COUNT or ENTROPY of the rows of a group; `only` of those where it holds.
 
     `value` None: of rows, not of values.
     """
@@ -75,6 +75,9 @@ class GroupAggregate:
             at: Integers = np.full(size, -1)
             at[present] = order[first]
             return {self.name: value.take(pa.array(at, mask=at < 0))}
+        if self.function == "ENTROPY":
+            bits = entropy(floats(as_float(value)), groups, size)
+            return {self.name: pa.array(bits, mask=np.isnan(bits))}
         none = counts == 0
         columns = {self.name: self._sums(value, groups, counts)}
         if self.error_bar is not None:

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property, reduce
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -40,9 +40,10 @@ from dpstream.query.noise_plan import interval_of
 from dpstream.query.per_unit import ROW
 from dpstream.query.quantiles import Histogram, Quantile
 from dpstream.records import Integers, Reals
+from dpstream.rows.parse import row_codes
 from dpstream.sql_compiler.expressions import Compiler, Compute, compile_list, literal_value
 from dpstream.sql_compiler.from_clause import substitute
-from dpstream.sql_compiler.over_clause import error_bar, sort_rows
+from dpstream.sql_compiler.over_clause import error_bar, rank_interval, sort_rows
 from dpstream.sql_compiler.select import (
     BOUNDS,
     GROUP_BOUNDS,
@@ -63,6 +64,7 @@ from dpstream.sql_compiler.statement import (
     WINDOW_COLUMNS,
     Draft,
     Item,
+    Over,
     call_name,
     canonical,
     find_calls,
@@ -208,12 +210,23 @@ class ErrorBar:
     numerator: Expression | None = None
     deviations: float | None = None
 
-    def interval(
-        self, release: pa.Table, value: pa.Array, zone: str
-    ) -> tuple[pa.Array, pa.Array] | None:
-        """The ends of each row's interval; None where none is asked for."""
-        if self.deviations is None:
-            return None
+    @property
+    def ends(self) -> tuple[str, ...]:
+        """What the columns beside it end with."""
+        return ("_stddev",) if self.deviations is None else ("_stddev", *INTERVAL)
+
+    def beside(self, release: pa.Table, value: pa.Array, zone: str) -> dict[str, pa.Array]:
+        """The columns that stand beside it, by what they end with."""
+        columns = {"_stddev": self.stddevs(release, value, zone)}
+        if self.deviations is not None:
+            ends = self._interval(release, value, zone, self.deviations)
+            columns |= zip(INTERVAL, ends, strict=True)
+        return columns
+
+    def _interval(
+        self, release: pa.Table, value: pa.Array, zone: str, deviations: float
+    ) -> tuple[pa.Array, pa.Array]:
+        """The ends of each row's interval."""
         found, factors = floats(value), dict(self.terms)
         if self.denominator is None or self.numerator is None:
             if len(factors) == 1:
@@ -221,7 +234,7 @@ class ErrorBar:
                 own = floats(release[name])
                 ends = [found + factor * (floats(release[name + end]) - own) for end in INTERVAL]
                 return self._ends(found, *(ends if factor > 0 else ends[::-1]))
-            half = self.deviations * self._stddevs(release, dict(self.terms))
+            half = deviations * self._stddevs(release, dict(self.terms))
             return self._ends(found, found - half, found + half)
         above, below = (
             floats(e.evaluate(release, zone)) for e in (self.numerator, self.denominator)
@@ -232,7 +245,7 @@ class ErrorBar:
             below,
             (self._stddevs(release, factors) ** 2, self._stddevs(release, below_factors) ** 2),
             self._shared(release, factors) * self._shared(release, below_factors),
-            self.deviations,
+            deviations,
         )
         return self._ends(above + below, low, high)
 
@@ -292,8 +305,37 @@ class WrittenErrorBar:
         """The standard deviation of each row's value."""
         return self.value.evaluate(release, zone)
 
-    def interval(self, release: pa.Table, value: pa.Array, zone: str) -> None:
-        """None is offered."""
+    @property
+    def ends(self) -> tuple[str, ...]:
+        """What the columns beside it end with."""
+        return ("_stddev",)
+
+    def beside(self, release: pa.Table, value: pa.Array, zone: str) -> dict[str, pa.Array]:
+        """The columns that stand beside it, by what they end with."""
+        return {"_stddev": self.stddevs(release, value, zone)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankInterval:
+    """The best and the worst rank that the true figure of each row may have, among rows shown.
+
+    `figure`: the aggregate that is ranked; `down`: is the largest one first? `parts`: of which rows
+    are ranked apart. Intervals of all rows hold together, as often as `confidence` says.
+    """
+
+    figure: str
+    down: bool
+    parts: tuple[Expression, ...]
+    confidence: float
+    ends: ClassVar[tuple[str, ...]] = INTERVAL
+
+    def beside(self, release: pa.Table, value: pa.Array, zone: str) -> dict[str, pa.Array]:
+        """The columns that stand beside the rank, by what they end with."""
+        values = floats(release[self.figure]) * (1 if self.down else -1)
+        parts = row_codes([part.evaluate(release, zone) for part in self.parts], len(release))
+        spread = floats(release[f"{self.figure}_stddev"])
+        ends = rank_interval(values, spread, parts, self.confidence)
+        return {end: pa.array(column) for end, column in zip(INTERVAL, ends, strict=True)}
 
 
 def floats(column: pa.Array | pa.ChunkedArray) -> Reals:
@@ -307,15 +349,12 @@ class ComputedColumn:
 
     name: str
     value: Expression
-    error_bar: ErrorBar | WrittenErrorBar | None = None
+    error_bar: ErrorBar | WrittenErrorBar | RankInterval | None = None
 
     @property
     def ends(self) -> tuple[str, ...]:
         """What the columns that stand beside it end with."""
-        if self.error_bar is None:
-            return ()
-        told = isinstance(self.error_bar, ErrorBar) and self.error_bar.deviations is not None
-        return ("_stddev", *(INTERVAL if told else ()))
+        return () if self.error_bar is None else self.error_bar.ends
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -393,10 +432,7 @@ class PostProcessing:
         for each in columns:
             value = each.value.evaluate(release, self.zone)
             if each.error_bar is not None:
-                stddevs = each.error_bar.stddevs(release, value, self.zone)
-                ends = each.error_bar.interval(release, value, self.zone)
-                release = release.append_column(f"{each.name}_stddev", stddevs)
-                for end, column in zip(INTERVAL, ends or (), strict=False):
+                for end, column in each.error_bar.beside(release, value, self.zone).items():
                     release = release.append_column(each.name + end, column)
             release = release.append_column(each.name, value)
         return release
@@ -750,17 +786,36 @@ class QueryBuilder:
         shared = self._draft.parameters.get("debias") is not None
         shared = shared or bool(self._draft.sets)  # by levels that were made consistent
         chosen = self._draft.select.args.get("having") is not None  # by noisy values
-        bar = (
-            None
-            if shared or chosen
-            else error_bar(value, list(self.aggregates), list(self._draft.keys))
-        )
+        made: WrittenErrorBar | RankInterval | None = None
+        if not shared and not chosen:
+            bar = error_bar(value, list(self.aggregates), list(self._draft.keys))
+            if bar is not None:
+                made = WrittenErrorBar(value=self.expression(bar, published=True))
+            else:
+                made = self._rank_interval(value)
         return ComputedColumn(
-            name=name,
-            value=self.expression(value, published=True),
-            error_bar=None
-            if bar is None
-            else WrittenErrorBar(value=self.expression(bar, published=True)),
+            name=name, value=self.expression(value, published=True), error_bar=made
+        )
+
+    def _rank_interval(self, node: exp.Expr) -> RankInterval | None:
+        """The interval of a rank by one aggregate with normal noise; None: there is none."""
+        node = node.unnest()
+        confidence = self._draft.parameters.get("confidence")
+        order, parts = node.args.get("order") or [], node.args.get("parts") or []
+        if confidence is None or not isinstance(node, Over) or node.this != "RANK":
+            return None
+        by = order[0].this if len(order) == 1 and isinstance(order[0], exp.Ordered) else None
+        ranked = self.aggregates.get(by.name) if isinstance(by, exp.Column) else None
+        if ranked is None or ranked.error_bar != "fixed" or self._deviations([ranked.name]) is None:
+            return None
+        columns = (column for part in parts for column in part.find_all(exp.Column))
+        if any(column.name not in self._draft.keys for column in columns):
+            return None
+        return RankInterval(
+            figure=ranked.name,
+            down=bool(order[0].args.get("desc")),
+            parts=tuple(self.expression(part, published=True) for part in parts),
+            confidence=float(confidence),
         )
 
     def _error_bar(self, node: exp.Expr) -> ErrorBar | None:

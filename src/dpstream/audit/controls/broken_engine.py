@@ -93,6 +93,19 @@ class LevelsChargedOnce(NoisePlan):
         return (*shares[:first], *levels, *shares[first + depth :])
 
 
+class WeightsNotShared(Flow):
+    """Each key of a unit counts as if it were the only one.
+
+    True: noise is for weights whose squares sum to 1, and n keys of weight 1 lose n times as much.
+    """
+
+    def contributions(self, window: int, rows: Rows, keep_mask: KeepMask) -> Rows:
+        """Rows that are the first of their unit in a group, all of the same weight."""
+        assert self.query.key_weights is not None
+        values = np.full(rows.values.shape, int(self.query.key_weights.steps))
+        return replace(rows, values=values)
+
+
 class ChoiceChargedOnce(NoisePlan):
     """A leaf is chosen in each group and at each release as if there were one choice in all.
 

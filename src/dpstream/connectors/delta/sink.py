@@ -1,8 +1,7 @@
 """Releases in Delta Lake: one table per query, one commit per release.
 
 A commit carries an application transaction that says which release it is, so the table itself
-tells what it has. Their names are at most 65,536: windows whose numbers are that far apart share
-one, and its version counts up.
+tells what it has.
 """
 
 from __future__ import annotations
@@ -25,14 +24,13 @@ from dpstream.connectors.encode import (
     with_key_column,
     with_numbers,
 )
+from dpstream.connectors.lake_tables import has_release, lake_types, release_mark, run_mark
 from dpstream.connectors.server_base import is_uri
 from dpstream.connectors.storage import open_folder, safe_name
 from dpstream.errors import StateError
 from dpstream.optional import optional
 from dpstream.privacy.state.durable_files import sync_directory, wrap_write_errors
 
-_NAMES = 1 << 16
-_TRIGGERS = 1 << 32  # of a window; two numbers in one that only grows
 _LOCKS: dict[str, Lock] = {}
 
 
@@ -62,18 +60,20 @@ class DeltaSink:
 
     def _commit(self, name: str, window: int, trigger: int, run: str, rows: pa.Table) -> None:
         """Rows with a key replace those of their window, others are added."""
-        rows = _storable(rows)
+        rows = lake_types(rows)
         with self._lock, self._explain_errors(name):
             known = self._known(name)
             self._refuse_another_run(name, run)
             self._refuse_another_output(name, rows.schema)
-            if known is not None and _has_release(known, window, trigger, self._uri(name)):
+            mark = release_mark(window, trigger)
+            marked = None if known is None else known.transaction_version(mark[0])
+            if has_release(marked, window, trigger, self._uri(name)):
                 return
             about = self._delta.CommitProperties(
                 custom_metadata={"query": name, "window": str(window), "run": run},
                 app_transactions=[
-                    self._delta.Transaction(*_transaction(window, trigger)),
-                    self._delta.Transaction(_run_name(run), 0),
+                    self._delta.Transaction(*mark),
+                    self._delta.Transaction(run_mark(run), 0),
                 ],
                 max_commit_retries=0,  # another writer may have written this very release
             )
@@ -101,7 +101,7 @@ class DeltaSink:
 
     def check(self, name: str, schema: pa.Schema) -> None:
         """Refuse columns that Delta Lake has not: a table of them is made elsewhere, and goes."""
-        rows = _storable(with_numbers(schema.empty_table(), 0, 1))
+        rows = lake_types(with_numbers(schema.empty_table(), 0, 1))
         with self._lock, self._explain_errors(name):
             self._refuse_another_output(name, rows.schema)
         with TemporaryDirectory(prefix="dpstream-") as elsewhere, self._explain_errors(name):
@@ -133,7 +133,7 @@ class DeltaSink:
 
     def _refuse_another_run(self, query: str, run: str) -> None:
         known = self._known(query)
-        if known is not None and known.transaction_version(_run_name(run)) is None:
+        if known is not None and known.transaction_version(run_mark(run)) is None:
             raise another_run(self._uri(query), query)
 
     def _refuse_another_output(self, query: str, schema: pa.Schema) -> None:
@@ -171,47 +171,3 @@ class DeltaSink:
                 f"the Delta table {self._uri(query)} cannot be written: {words}; mend that and run "
                 "again: nothing is lost"
             ) from problem
-
-
-def _run_name(run: str) -> str:
-    return f"dpstream run {run}"
-
-
-def _transaction(window: int, trigger: int) -> tuple[str, int]:
-    """The name and version of a release's transaction; the versions of one name only grow."""
-    return f"dpstream release {window % _NAMES}", window // _NAMES * _TRIGGERS + trigger
-
-
-def _has_release(known: Any, window: int, trigger: int, place: str) -> bool:
-    name, asked = _transaction(window, trigger)
-    version = known.transaction_version(name)
-    if version is None or version < asked:
-        return False
-    if version // _TRIGGERS != asked // _TRIGGERS:
-        raise StateError(
-            f"{place} has releases of windows that are more than {_NAMES} after window {window}, "
-            "so it cannot tell whether it has this one; use another sink"
-        )
-    return True
-
-
-def _storable(table: pa.Table) -> pa.Table:
-    """Columns of types that Delta has; its times have microseconds, and what is finer goes."""
-    kinds = pa.schema([(field.name, _kind(field.type)) for field in table.schema])
-    return table.cast(kinds, safe=False).replace_schema_metadata(None)
-
-
-def _kind(kind: pa.DataType) -> pa.DataType:
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
-    if pa.types.is_uint64(kind):
-        return pa.decimal128(20, 0)
-    if pa.types.is_unsigned_integer(kind):
-        return pa.int64()
-    if pa.types.is_timestamp(kind):
-        return pa.timestamp("us", kind.tz and "UTC")
-    if pa.types.is_duration(kind):
-        return pa.int64()
-    if pa.types.is_time(kind) or pa.types.is_null(kind) or pa.types.is_decimal256(kind):
-        return pa.string()
-    return pa.float32() if pa.types.is_float16(kind) else kind

@@ -49,6 +49,7 @@ from dpstream.privacy.ledger.charges import (
 from dpstream.privacy.ledger.compaction import fold
 from dpstream.privacy.ledger.principals import Shares, refuse_stranger
 from dpstream.privacy.ledger.refusals import (
+    LastPeriodOver,
     book_in_words,
     in_words,
     promise_in_words,
@@ -487,7 +488,7 @@ class Ledger:
             self._refuse_ended(run)
             begun, until = self._known(run).begun, self._known(run).until
             if until is not None and period > until:
-                raise LedgerError(
+                raise LastPeriodOver(
                     f"run {run[:8]} was to end with the last period before this one (dpstream "
                     "apply), and nothing more of it is paid for; have the change taken up: start "
                     "the pipeline again, or send SIGHUP (dpstream serve: POST /reload); if an "

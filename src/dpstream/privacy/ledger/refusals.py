@@ -210,6 +210,10 @@ def _refuse_allowance(which: str, book: Book, charge: Charge) -> None:
         )
 
 
+class LastPeriodOver(LedgerError):
+    """A run that was to end with a period would go on behind it: it is over, nothing is wrong."""
+
+
 def refuse_ended(run: str, known: KnownRun) -> None:
     """A run that was ended draws nothing more, whatever state of it turns up."""
     if known.ended is not None:
