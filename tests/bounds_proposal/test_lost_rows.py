@@ -125,7 +125,8 @@ def test_a_measurement_that_was_broken_off_before_the_sum_goes_on(tmp_path, monk
 def test_what_was_measured_is_what_is_said(tmp_path):
     """Of the bounds that are proposed, exactly that, in the table and in what is expected.
 
-    It is off by its noise alone: six deviations of the sum, of 4,000 users (false alarm 2e-9).
+    It is off by its noise and by that of the number of rows: in 25 runs by 1.0 deviations of the
+    sum in the mean, give or take 1.2. Nine are six and a half of these more (false alarm 1e-10).
     """
     table = orders(units=4000)
     found = dps.bounds(asked_of(), table, epsilon=4, ledger=tmp_path / "book")
@@ -135,6 +136,6 @@ def test_what_was_measured_is_what_is_said(tmp_path):
     [bias] = {one.bias for one in found.expected}
     noise = 60 * measurement(4).noise_of_one / len(table)  # no user has more than 60 rows
 
-    assert abs(found.left_out - truth) < 6 * noise
+    assert abs(found.left_out - truth) < 9 * noise
     assert bias == pytest.approx(found.left_out)
     assert chosen.rows != bounds[1] or chosen.left_out == found.left_out

@@ -203,6 +203,39 @@ def test_two_queries_live_one_of_them_per_unit(tmp_path):
     assert charges(tmp_path / "book") == 2
 
 
+BESIDE = LIVE[: LIVE.index("window_start, COUNT")]
+FUNNEL = f"""{BESIDE} window_start, step, COUNT(*) AS users
+    FROM FUNNEL(TUMBLE(log, DESCRIPTOR(at), INTERVAL '3' HOUR),
+                steps => (page = '/1' AS one, page = '/1' AS two, page = '/2' AS other))
+    GROUP BY window_start, step EMIT EVERY INTERVAL '1' HOUR"""
+RETENTION = f"""{BESIDE} window_start, lag, COUNT(*) AS users
+    FROM RETENTION(log, DESCRIPTOR(at), first => page = '/1', again => TRUE,
+                   period => INTERVAL '3' HOUR, lags => 1)
+    GROUP BY window_start, lag"""
+
+
+def test_a_funnel_and_cohorts_live_side_by_side(tmp_path):
+    """The funnel fills while its window is open; whoever began in the first one is back."""
+    queries = [
+        dps.sql(FUNNEL, name="funnel", max_groups_contributed=6),
+        dps.sql(RETENTION, name="cohorts"),
+    ]
+    for _ in start_all(tmp_path, queries, ScriptedClock(0, _arrivals(tmp_path))):
+        pass
+
+    def shown(name, window, release):
+        (path,) = (tmp_path / "out").glob(f"{name}-w00000{window}-t00000{release}*")
+        return pq.read_table(path).to_pylist()
+
+    for release in (1, 4):  # of window 0, with an hour of lateness
+        for row, truth in zip(shown("funnel", 0, release), (40, 40, 0), strict=True):
+            assert abs(row["users"] - truth) < 6 * row["users_stddev"] < 40
+    assert [row["lag"] for row in shown("cohorts", 0, 1)] == [0]
+    for row, truth in zip(shown("cohorts", 1, 1), (0, 40), strict=True):
+        assert abs(row["users"] - truth) < 6 * row["users_stddev"] < 40
+    assert charges(tmp_path / "book") == 2
+
+
 def test_inner_rows_that_cannot_be_used_are_told_without_their_values(tmp_path):
     """A key that is too long; the letter names no value, and no unit."""
     rows = pa.table({"user": ["a", "a", "b", "c"], "x": ["secret", "sea", "x", "y"]})

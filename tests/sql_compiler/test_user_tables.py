@@ -210,6 +210,19 @@ def test_python_writes_the_same_queries(log):
     assert all(0 <= value <= 12 * 3600 for value in tables[0]["seconds_p50"].to_pylist())
 
 
+def test_a_unit_in_one_window_is_in_as_many_groups_as_there_are_steps():
+    """Nobody need say so; of several windows, or further keys, it must be said."""
+    options = OF_PYTHON | {"time_column": "ts", "steps": {"a": "x = 1", "b": "x = 2"}}
+    daily = options | {"window": "1 day"}
+    assert dps.funnel(**options).max_groups_contributed == 2
+    assert dps.funnel(**daily, privacy_unit_period="1 day").max_groups_contributed == 2
+    for more in ({}, {"privacy_unit_period": "2 days"}):
+        with pytest.raises(dps.errors.InvalidParameter, match="max_groups_contributed"):
+            dps.funnel(**daily, **more)
+    with pytest.raises(dps.errors.InvalidParameter, match="max_groups_contributed"):
+        dps.funnel(**options, by=["y"])
+
+
 def test_python_says_what_is_wrong():
     """With the line to write."""
     with pytest.raises(dps.errors.InvalidParameter, match=r"write \['phone'\]"):

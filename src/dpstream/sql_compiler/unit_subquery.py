@@ -469,7 +469,8 @@ def require_own_windows(draft: Draft) -> None:
         raise draft.refusal(
             emit,
             "what a unit has in a window is known when the window closes, and published then",
-            "leave EMIT EVERY out, or use shorter windows",
+            "leave EMIT EVERY out, or use shorter windows; who has k rows, or takes k steps in "
+            "order, may be published again and again: FROM FUNNEL(clicks, steps => (a, b, ...))",
         )
     if relation.window is None:
         relation.window = unit.window

@@ -19,6 +19,7 @@ from sqlglot import exp
 from dpstream.errors import InvalidParameter
 from dpstream.group_by.cohorts import AGAIN, FIRST, LAG, MOST_LAGS, CohortRows
 from dpstream.group_by.funnel import MOST_STEPS, STEP, STEP_NAME, FunnelRows
+from dpstream.query.windows import Tumble, duration
 from dpstream.sql_compiler.outer_select import quoted_column
 from dpstream.sql_compiler.privacy_clause import WrongKind, integer, interval, node_of
 from dpstream.sql_compiler.statement import (
@@ -268,7 +269,30 @@ def complete_user_table(draft: Draft) -> None:
         ]
     given.setdefault("max_rows_per_group", 1)
     if isinstance(inner, CohortRows):
+        _require_users_for_ever(draft)
         given.setdefault("max_groups_contributed", inner.most)
+        return
+    window, period = given.get("window"), given.get("privacy_unit_period", "forever")
+    once = (
+        type(window) is Tumble
+        and period != "forever"
+        and window.size == duration(period, "privacy_unit_period")
+    )
+    if not others and (window is None or once):  # a unit is in one window
+        given.setdefault("max_groups_contributed", len(inner.steps))
+
+
+def _require_users_for_ever(draft: Draft) -> None:
+    """A cohort is of a user for ever: without one of its periods it would be another one."""
+    given = draft.parameters
+    endless = given.get("end") is None and "privacy_unit_period" not in given
+    if endless or given.get("privacy_unit_period", "forever") != "forever":
+        raise draft.refusal(
+            node_of(draft.clause, "privacy_unit_period") or draft.clause,
+            "cohorts are of users for ever: without one of its periods a user would be of another "
+            "cohort, and protecting that takes 1.41 times the noise for less protection",
+            "write privacy_unit_period = 'forever'",
+        )
 
 
 def _value(inner: FunnelRows | CohortRows, name: str, number: int, value: Any) -> Any:
