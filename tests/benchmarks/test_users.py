@@ -19,6 +19,23 @@ def test_errors_are_those_that_are_said():
     assert rows["retention"]["cells"] == sum(min(day, users.LAGS) + 1 for day in range(users.DAYS))
 
 
+def test_orders_are_pages_by_how_often_an_item_is_ordered(tmp_path, monkeypatch):
+    """Half of the rows are the most frequent items; later weeks, and a log that is away, are not
+    there."""
+    monkeypatch.setenv("DPSTREAM_DATA", str(tmp_path))
+    assert users.orders() is None
+    lines = [f"{n},{n % 3},{code},1" for n, code in enumerate("a" * 10 + "b" * 6 + "c" * 3 + "d")]
+    late = [f"{users.DAYS * 1440},9,a,1"]
+    header = "minute,customer,stock_code,quantity"
+    path = tmp_path / "events_online_retail_2010_2011.csv"
+    path.write_text("\n".join([header, *lines[::-1], *late]))
+    found = users.orders()
+
+    assert found["ts"].to_pylist() == [60 * n for n in range(20)]
+    pages = found["page"].to_pylist()
+    assert [pages.index(page) for page in users.PAGES[1:]] == [10, 16, 19]
+
+
 def test_a_way_may_begin_again():
     """The last beginning counts, within the time that is left; a strict one is interrupted."""
     late = [0, users.WITHIN + 1, users.WITHIN + 2]
