@@ -229,6 +229,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Longest files first; those that wait between those that compute."""
     rank = {ROOT / name: number for number, name in enumerate(LONGEST)}
     items.sort(key=lambda item: rank.get(item.path, len(rank)))
+    for item in items:  # a job takes long where other components use the machine
+        if item.get_closest_marker("spark") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(300))
 
 
 def pytest_collection_finish() -> None:

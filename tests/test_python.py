@@ -250,3 +250,26 @@ def test_a_run_at_its_end_says_so(tmp_path):
     with pytest.warns(dps.errors.UnexpectedResult, match="none comes twice; its sink has them"):
         assert len(dps.run(COUNT, **how).collect()) == 0
     assert dps.read(tmp_path / "out")["page"].to_pylist() == first.table["page"].to_pylist()
+
+
+def test_a_query_comes_first():
+    """Data in its place are told by their kind; the source may follow without its name."""
+    with pytest.raises(dps.errors.InvalidParameter, match=r"takes the query first.*DataFrame"):
+        dps.run(pl.DataFrame(RECORDS))
+    with pytest.raises(dps.errors.InvalidParameter, match=r'dps.sql.*name="pages".*got SQL text'):
+        dps.run_all([COUNT], source=RECORDS)
+    asked = dps.run(COUNT, RECORDS, secret=b"s" * 32, options=fixed())
+    assert asked.collect().table.equals(run().collect().table)
+
+
+def test_a_series_of_pandas_keeps_its_name_and_times():
+    """As a frame with that column does; what is printed of the result is a line."""
+    import pandas as pd
+
+    hours = pd.date_range("2026-01-01", periods=4, freq="h")
+    visits = pd.Series([5, 7, 6, 9], index=hours, name="visits")
+    found = dps.release(Uniform(epsilon=1, window=2), visits)
+
+    assert list(found.columns()) == ["step", "time", "visits", "visits_stddev", "paid", "held"]
+    assert repr(found) == "<Series: 4 steps, 4 paid for, of visits>"
+    assert dps.release(Uniform(epsilon=1, window=2), pd.Series([1, 2])).names == ["value"]

@@ -40,6 +40,7 @@ WANTED = {
     "keys_only_when_touched",
     "remembered_once_touched",
     "rising_bounds",
+    "shared_by_all_groups",
     "forgotten_by_exact_counts",
     "remembers_active_keys",
     "threshold_without_plus_one",

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+import dpstream as dps
 from dpstream.cli import main
 from dpstream.engines.embedded.snapshots import Snapshots
+from dpstream.mechanisms import Sample
 from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.state import InputLog, Secret, backup, run_directory
 from dpstream.privacy.state.run_directory import read_about
@@ -122,6 +124,22 @@ def test_a_backup_is_put_back_beside_the_ledger_that_was_kept(run, started):
     taken = run("state", "restore", "b.tar", "state")
     assert taken.code == 4
     assert "is there already" in taken.err
+
+
+def test_nothing_is_said_of_a_secret_where_there_is_none(run, folder):
+    """A run whose memory may be seen keeps none: nobody is asked to put one back."""
+    mechanism = Sample(epsilon=1, window=2)
+    with closing(dps.PanPrivateRunner(mechanism, bins=2, state="s", ledger="book")) as runner:
+        runner.count([0])
+        runner.end_step()
+    done = [
+        run("state", "verify", "s"),
+        run("state", "backup", "s", "copy.tar"),
+        run("state", "restore", "copy.tar", "new", "--because", "a test"),
+    ]
+
+    assert [one.code for one in done] == [0, 0, 0]
+    assert not any("secret" in one.err + one.out for one in done)
 
 
 def test_one_query_is_left_out(run, started):

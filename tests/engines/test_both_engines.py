@@ -222,6 +222,13 @@ VARIANTS = {
     ),
     "looking back": LOOKING_BACK,
     "chosen bounds": CHOOSING,
+    "noise that groups share": query(
+        public_groups=[f"/{n}" for n in range(1, 5)],
+        max_groups_contributed=4,
+        max_rows_per_group=2,
+        every=None,
+        correlated_noise=True,
+    ),
     "sets of keys": query(
         keys=("page", "seconds"),
         aggregates=(dps.Count("n"), dps.CountUnits("units")),

@@ -352,6 +352,12 @@ CASES = {
         emit="",
         epsilon=24,
     ),
+    "correlated noise": asked(
+        options="privacy_unit_period = INTERVAL '8' HOUR, correlated_noise = TRUE, "
+        "public_groups = ('/0', '/1', '/2', '/3')",
+        table="TUMBLE(log, DESCRIPTOR(ts), INTERVAL '8' HOUR)",
+        emit="",
+    ),
     "late rows": asked(
         options="arrival_column = seen, allowed_lateness = INTERVAL '2' HOUR",
         table="TUMBLE(log, DESCRIPTOR(ts), INTERVAL '6' HOUR)",

@@ -231,3 +231,12 @@ def test_python_says_what_is_wrong():
         dps.sessions(gap="1 hour", window="1 day", time_column="ts", most=4, longest="1 hour")
     with pytest.raises(dps.errors.InvalidParameter, match="within must be"):
         dps.funnel(steps={"a": "x = 1", "b": "x = 2"}, time_column="ts", within=0.5, **OF_PYTHON)
+
+
+def test_cohorts_have_no_bounds_to_choose(log):
+    """A unit is in as many groups as there are lags, and one more."""
+    asked = dps.retention(
+        first="TRUE", again="TRUE", period="1 day", lags=2, time_column="ts", **OF_PYTHON
+    )
+    with pytest.raises(dps.errors.InvalidParameter, match="in 3 groups at most"):
+        dps.bounds(asked, log, public=True)

@@ -36,6 +36,7 @@ from dpstream.audit.controls.broken_engine import (
     RemembersActiveKeys,
     RisingBounds,
     SetsChargedOnce,
+    SharedByAllGroups,
     TailPerTrigger,
     ThresholdWithoutPlusOne,
     TotalsLikeParts,
@@ -435,6 +436,22 @@ REMEMBERED = tuple(
 )
 
 
+_SHARED: dict[str, Any] = {
+    "public_groups": list(range(12)),
+    "max_groups_contributed": 12,
+    "report_bias": False,
+    "debias": None,
+    "max_dropped_rows": None,
+    "weights": (),
+}
+
+
+def _sharing(plan: Callable[[Query], NoisePlan] = plan_query, **facts: Any) -> QueryRuns:
+    """Twelve public groups in a window for each run."""
+    query = debias_query(**_SHARED | facts)
+    return QueryRuns(query=query, groups=12, apart="windows", plan=plan)
+
+
 _CHOSEN: dict[str, Any] = {
     "window": Tumble("8 hours"),
     "every": None,
@@ -553,6 +570,14 @@ def query_targets() -> Catalogue:
             ", keys that the first window has shown, all of them shown in the others.",
             **_REMEMBERED,
             pairs=REMEMBERED,
+        ),
+        latched_correlated=query_target(
+            "A GROUP BY of public keys, published once, with noise that all groups share",
+            _sharing(correlated_noise=True),
+            unit_pair("a unit in all groups", unit=tuple((group, 0) for group in range(12))),
+            unit_pair("a unit in half of them", unit=tuple((group, 0) for group in range(6))),
+            unit_pair("a unit in one of them", unit=((0, 0),)),
+            runs=(2_000, 16_000),
         ),
         latched_chosen=_group_by(
             ", bounds that are chosen for each period by histograms of earlier ones.",
@@ -762,6 +787,13 @@ def query_controls() -> Catalogue:
             flow=RememberedOnceTouched,
             runs=(2_000, 8_000),
             **_REMEMBERED | {"groups": 1},
+        ),
+        shared_by_all_groups=query_target(
+            "Noise that groups share, made for a unit in all of them; this one is in half.",
+            _sharing(lambda query: SharedByAllGroups(plan_query(query).query)),
+            unit_pair("a unit in half of the groups", unit=tuple((group, 0) for group in range(6))),
+            runs=(1_000, 4_000),
+            control=True,
         ),
         rising_bounds=_control(
             "Each window gets a bound of its own, and the period's rises from 1 to 4 to 16.",

@@ -251,6 +251,11 @@ def bounds(
             "bounds are for a GROUP BY: a time-series mechanism keeps one row of a unit in each "
             "window, and there is nothing to choose"
         )
+    if query.per_unit is not None and query.per_unit.across_windows:
+        raise InvalidParameter(
+            f"bounds have nothing to choose in {query.name!r}: a unit has one cohort, and is in "
+            f"{query.per_unit.most} groups at most, for ever; leave max_groups_contributed out"
+        )
     if not 0 < sample <= 1:
         raise InvalidParameter(f"sample must be above 0 and at most 1; got {sample}")
     for name in query.table_names:

@@ -287,6 +287,9 @@ def sql(
     for words in [words for one in several for words in remarks(one)]:
         note(words)
     shown = None if sink else first
+    fills = first.every is not None or first.triggers is not None
+    if running.live and fills and not (sink or everything or as_json):
+        note("a window's last release is shown in full, those before it in a line; --all shows all")
     count = _publish(running, stopper, shown, everything=everything)
     if not existed:
         note(f"created the secret {secret_file}; back it up: without it this query cannot go on")

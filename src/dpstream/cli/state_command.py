@@ -18,6 +18,7 @@ from dpstream.cli.ledger_command import File
 from dpstream.cli.output import AsJson, UsageError, counted, note, print_json, progress_bar
 from dpstream.connectors.storage import printable
 from dpstream.errors import DpstreamError, StateError
+from dpstream.mechanisms.runner import PAN_PRIVATE
 from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.state import Secret
 from dpstream.privacy.state.backup import (
@@ -92,9 +93,15 @@ def back_up_directory(
         return
     runs, files = counted(len(facts["runs"]), "run"), counted(len(facts["files"]), "file")
     print(f"{to}: {runs}, {files}, {counted(size, 'byte')}")
-    if not with_secret:
+    if not with_secret and _has_secret(folder):
         note(f"the secret {place} is not in it; keep a copy of it elsewhere, for this user alone")
     note("rows, releases and pipeline files are not in it either; keep the newest ledger as well")
+
+
+def _has_secret(folder: Path) -> bool:
+    """Does one of its runs have a secret? Those whose memory may be seen keep none."""
+    kinds = [about["kind"] for place in runs_in(folder) if (about := read_about(place))]
+    return any(kind != PAN_PRIVATE for kind in kinds)
 
 
 @app.command("restore")
@@ -185,7 +192,7 @@ def restore_directory(
             "dead letters are those of the backup: erase units once more that were erased since, "
             "dpstream run PIPELINE --erase-unit UNIT"
         )
-    if not secret_path(folder.resolve()).exists():
+    if not secret_path(folder.resolve()).exists() and _has_secret(folder):
         note(f"its secret is not at {secret_path(folder)}; put it there, or name it to the run")
     for path in wrapping_in_use(folder).values():
         if not path.exists():
@@ -274,7 +281,7 @@ def verify_directory(
             paths = (secret, secret_path(place.resolve()), secret_path(folder.resolve()))
             at = next((path for path in paths if path is not None and path.exists()), None)
             known = None if at is None else Secret.load(at)
-            if known is None:
+            if known is None and _has_secret(place):
                 note(f"{place}: without its secret keys are not opened (--secret FILE)")
             faults += find_faults(place, secret=known)
     if as_json:

@@ -124,13 +124,14 @@ def advance_noise(
     draw: Draw,
     *,
     distinct: bool = False,
+    alike: float = 0.0,
 ) -> tuple[KeyedNoise, Integers]:
     """Move everybody's process to `step` (from 1) and let `joining` in, as if begun at step 1.
 
     Answers who is in, in the order of joining, and the noise of each in grid steps. The arrays of
     `noise` (None: nobody has joined) are used up: they become those of the answer. `sigma`: one for
     all, or one for each in that order. `distinct` says that a table made sure that nobody joins
-    twice.
+    twice. `alike`: noise that all of them have, in grid steps.
     """
     known = no_keys(process) if noise is None else noise
     ids, state, path = known.ids, known.state, np.zeros(0)
@@ -151,15 +152,15 @@ def advance_noise(
     steps: Integers = np.empty(len(path), np.int64)
     if isinstance(sigma, np.ndarray):
         path, sigma = path * sigma, 1.0
-    _round_to_grid(path, sigma, steps)
+    _round_to_grid(path, sigma, alike, steps)
     return KeyedNoise(ids=ids, state=state, step=step), steps
 
 
 @compiled
-def _round_to_grid(noise: Reals, sigma: float, out: Integers) -> None:
-    """out[k] = sigma noise[k], rounded to the nearest whole number, ties to even."""
+def _round_to_grid(noise: Reals, sigma: float, alike: float, out: Integers) -> None:
+    """out[k] = sigma noise[k] + alike, rounded to the nearest whole number, ties to even."""
     for k in range(len(noise)):
-        out[k] = np.int64(np.rint(noise[k] * sigma))
+        out[k] = np.int64(np.rint(noise[k] * sigma + alike))
 
 
 def no_keys(process: NoiseProcess) -> KeyedNoise:

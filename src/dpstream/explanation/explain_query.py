@@ -17,6 +17,7 @@ from dpstream.group_by.release_table import release_schema, series_schema
 from dpstream.mechanisms import name_of
 from dpstream.mechanisms.runner import Runner
 from dpstream.privacy.amounts import show
+from dpstream.privacy.sensitivity import CorrelatedNoise
 from dpstream.query.aggregates import Measure, OfCells
 from dpstream.query.grouping_sets import set_name
 from dpstream.query.noise_plan import NoisePlan, WindowPlan, plan_query
@@ -333,8 +334,8 @@ def measure_name(measure: Measure) -> str:
 
 def _measures(plan: NoisePlan) -> list[dict[str, Any]]:
     measures, total = [], plan.total
-    columns = zip(plan.columns, plan.sets, plan.sensitivities, plan.shares, strict=True)
-    for measure, names, change, share in columns:
+    of_columns = (plan.columns, plan.sets, plan.sensitivities, plan.shares, plan.correlated)
+    for measure, names, change, share, correlated in zip(*of_columns, strict=True):
         if isinstance(measure, Level):  # all of a column at once
             if measure.level:
                 continue
@@ -349,11 +350,22 @@ def _measures(plan: NoisePlan) -> list[dict[str, Any]]:
                 if plan.query.pure and not isinstance(measure, Level)
                 else _per_unit(measure, plan, value)
                 if measure.per_unit
-                else _derivation(measure, plan.query, value, names),
+                else _derivation(measure, plan.query, value, names) + _correlated(correlated),
                 "share": f"{float(share / total):.{0 if share * 50 > total else 1}%}",
             }
         )
     return measures
+
+
+def _correlated(noise: CorrelatedNoise | None) -> str:
+    """What it means that groups share noise."""
+    if noise is None:
+        return ""
+    alike = float(noise.shared**2 / (noise.own**2 + noise.shared**2))
+    return (
+        f"; {alike:.0%} of the noise's variance is alike in all groups of a window "
+        f"(correlated_noise), as if it were {noise.stddev:.4g}"
+    )
 
 
 def _per_unit(measure: Measure, plan: NoisePlan, value: float) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,8 @@ from dpstream.group_by.groups import GroupBucket
 from dpstream.privacy.query_spend import NoiseStream
 from dpstream.query.noise_plan import WindowPlan
 from dpstream.records import Integers, Reals, Words
+
+_ALL_GROUPS: Words = np.zeros((1, 2), np.uint64)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,8 +60,12 @@ def next_noise(
     def draw(ids: Words, purpose: str, each: int) -> Reals:
         return stream.normals(ids, release=release, purpose=purpose, each=each)
 
-    sigma = plan.sigma(measure, sets)
-    return advance_noise(plan.process, known, joining, release, sigma, draw, distinct=True)
+    sigma, alike = plan.sigma(measure, sets), 0.0
+    if plan.shared and plan.shared[measure]:  # of all groups of the window: one draw, wherever
+        one = stream.normals(_ALL_GROUPS, release=release, purpose="shared")
+        alike = plan.shared[measure] * float(one[0, 0])
+    how: dict[str, Any] = {"distinct": True, "alike": alike}
+    return advance_noise(plan.process, known, joining, release, sigma, draw, **how)
 
 
 def perturb(

@@ -25,7 +25,7 @@ RESERVED = frozenset({"step", "time", "paid", "held"})
 """Columns that a released table adds to the bins and their `<bin>_stddev`."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Series:
     """Published values by step: `values` and `stddev` are steps x bins.
 
@@ -120,6 +120,9 @@ class Series:
         if path is not None or "inline" in pyplot.get_backend():  # a notebook shows it itself
             pyplot.close(figure)
         return figure
+
+    def __repr__(self) -> str:
+        return f"<Series: {len(self)} steps, {sum(self.paid)} paid for, of {', '.join(self.names)}>"
 
     def _repr_html_(self) -> str:
         """The first steps, as notebooks show them."""
@@ -286,6 +289,8 @@ def _columns(data: Any) -> dict[str, np.ndarray[Any, Any]] | None:
     if isinstance(data, list) and data and all(isinstance(row, Mapping) for row in data):
         names = dict.fromkeys(name for row in data for name in row)
         data = {name: [row.get(name) for row in data] for name in names}
+    if type(data).__module__.startswith("pandas") and hasattr(data, "to_frame"):
+        data = data.to_frame("value" if data.name is None else data.name)  # one column, and times
     if isinstance(data, Mapping):
         return {str(name): np.asarray(values) for name, values in data.items()}
     if type(data).__module__.startswith("polars.lazyframe"):

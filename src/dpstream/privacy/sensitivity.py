@@ -6,8 +6,10 @@ No number is written where noise is drawn; it is computed here, in grid steps, w
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
+from typing import Any
 
 from dpstream.errors import InvalidParameter
 
@@ -136,6 +138,68 @@ def group_by_change(*, rows: int, per_group: int, groups: int, largest: Fraction
     most = min(rows, per_group * groups)
     full, rest = divmod(most, min(per_group, most))
     return root_above(largest**2 * (full * min(per_group, most) ** 2 + rest**2))
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorrelatedNoise:
+    """Noise of which each group has a part of its own, and all groups of a window have one alike.
+
+    Standard deviations, in grid steps, that cost mu = 1.
+    """
+
+    own: Fraction
+    shared: Fraction
+
+    @property
+    def stddev(self) -> float:
+        """Of one group."""
+        return math.hypot(self.own, self.shared)
+
+
+_GRID = 2000  # parts of what g may be
+_WORTH = 0.98  # of the noise without it: what correlated noise must have at most
+
+
+@cache
+def correlated_noise(
+    *, known: int, rows: int, per_group: int, groups: int, largest: Fraction
+) -> CorrelatedNoise | None:
+    """Noise of a column to which a unit only adds, in groups of one window; None: it gains nothing.
+
+    Bounds as in `group_by_change`; `known` = d: all groups of the window, which are public. With
+    covariance a I + b 11^T a unit that adds x costs (|x|^2 - g (sum x)^2)/a, g = b/(a + b d): what
+    is added to several groups at once looks like the shared part. That is convex in x, so it is
+    largest at a corner of 0 <= x <= K L, sum x <= C L: k full groups, or all of them and the rest.
+    The g of least variance is looked for on a grid; a and b are exact for whatever g it is.
+
+    >>> all_groups = {"known": 24, "rows": 24, "per_group": 1, "groups": 24}
+    >>> noise = correlated_noise(**all_groups, largest=Fraction(1))
+    >>> round(noise.stddev / 24**0.5, 3), round(float(noise.own), 2), round(float(noise.shared), 2)
+    (0.602, 2.74, 1.11)
+    """
+    _at_least_one(rows=rows, per_group=per_group, groups=groups, known=known)
+    groups = min(groups, known)
+    most = min(rows, per_group * groups)
+    per_group = min(per_group, most)
+    full, rest = divmod(most, per_group)
+    part = Fraction(rest, per_group)
+    corners = [(Fraction(k), Fraction(k)) for k in range(1, full + 1)]
+    corners += [(full + part**2, full + part)] if rest else []
+
+    def cost(g: Any) -> Any:
+        return max(squares - g * total**2 for squares, total in corners)
+
+    def variance(g: float) -> float:
+        return float(cost(g)) * (1 + g / (1 - g * known))
+
+    best = min(range(_GRID), key=lambda n: variance(n / (_GRID * known)))
+    if variance(best / (_GRID * known)) > _WORTH**2 * variance(0.0):
+        return None
+    g = Fraction(best, _GRID * known)
+    a = cost(g)
+    b = g * a / (1 - g * known)
+    size = per_group * largest
+    return CorrelatedNoise(own=root_above(a * size**2), shared=root_above(b * size**2))
 
 
 @cache

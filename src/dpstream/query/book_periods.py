@@ -78,8 +78,12 @@ def book_share(query: Query, book: Terms) -> BookShare:
         raise LedgerError(_refusal(query, book, "their days begin at other times"))
     if query.period_in_words == book.period:
         return BookShare(periods=_with_own(query.paid_periods, 1, periods_in_a_window(query)))
-    if query.choices:
-        raise LedgerError(_refusal(query, book, "bounds that are chosen are not counted so"))
+    for name, wrong in {
+        "bounds that are chosen": query.choices,
+        "noise that groups share": query.correlated_noise,
+    }.items():
+        if wrong:
+            raise LedgerError(_refusal(query, book, f"{name}: not counted so"))
     if query.strategy != "latched":
         raise LedgerError(_refusal(query, book, f"strategy {query.strategy!r} is not counted so"))
     mine = query.periods

@@ -41,6 +41,8 @@ from dpstream.privacy.amounts import on_grid
 from dpstream.privacy.ledger.charges import Terms
 from dpstream.privacy.query_spend import QuerySpend
 from dpstream.privacy.sensitivity import (
+    CorrelatedNoise,
+    correlated_noise,
     group_by_change,
     per_unit_change,
     rank_change,
@@ -50,6 +52,7 @@ from dpstream.privacy.sensitivity import (
 )
 from dpstream.query.aggregates import Measure, Sum
 from dpstream.query.book_periods import book_share, periods_in_a_window, same_rows
+from dpstream.query.public_tables import NeedsTables
 from dpstream.query.quantiles import ExponentialQuantile, Level, Quantile
 from dpstream.query.query import Query
 from dpstream.records import Integers, Reals
@@ -83,6 +86,8 @@ class WindowPlan:
     """What shows a remembered key, measures x releases: hiding it below is post-processing."""
     measures: int = 0
     """How many measures each of several sets of keys has; 0: there is one set."""
+    shared: tuple[float, ...] = ()
+    """By column, of noise that all groups of the window have alike; none where there is none."""
     slopes: tuple[Fraction, ...] = ()
     """By column, how the odds of a leaf fall with each part of a rank; 0 where noise is added."""
     scales: tuple[Fraction, ...] = ()
@@ -196,6 +201,32 @@ class NoisePlan:
             largest=measure.largest,
         )
 
+    @cached_property
+    def correlated(self) -> tuple[CorrelatedNoise | None, ...]:
+        """Of each column noise that groups share, at mu = 1, where the query asks for it.
+
+        Signed columns, such as sums about a middle, and totals gain nothing by it.
+        """
+        query, public = self.query, self.query.public_groups
+        if not query.correlated_noise or public is None or isinstance(public, NeedsTables):
+            return (None,) * len(self.columns)
+        bounds = query.bounds
+        found: list[CorrelatedNoise | None] = []
+        for column in self.columns:
+            if isinstance(column, Level) or column in query.totals or column.signed:
+                found.append(None)
+                continue
+            once = column.kind == "units" or column.per_unit
+            noise = correlated_noise(
+                known=len(public),
+                rows=min(bounds.rows, bounds.groups) if once else bounds.rows,
+                per_group=1 if once else bounds.rows_per_group,
+                groups=bounds.groups,
+                largest=column.largest,
+            )
+            found.append(noise)
+        return tuple(found)
+
     def opposed(self, measure: Measure, releases: int) -> float:
         """How much more noise a measure has than if a unit only added to it."""
         process = self._process(releases)
@@ -236,19 +267,32 @@ class NoisePlan:
             room = query.delta - self.delta_slack
             mu_squared = on_grid(mu_squared_for(epsilon=query.epsilon, delta=room))
             return QueryCalibration(mu_squared=mu_squared, sigmas=(), error=NO_FLOAT_ERROR)
+        changes, reached = list(self.sensitivities), self._processes_reached
+        for number, shared in enumerate(self.correlated):
+            if shared is not None:  # all groups of the window together (`correlated.md`)
+                changes[number] = shared.own + shared.shared
+                reached[number] = 2 * math.ceil(changes[number] / shared.own) * self._known + 2
         bins = [Fraction(1)] if query.choices else []  # a unit is in one bin of a histogram
         of_bins = [weights[-1] / sum(weights)] if bins else []
         return calibrate_query(
             *(self._process(releases) for releases in self.lengths),
-            sensitivities=[self.sensitivities[number] for number in noisy] + bins,
+            sensitivities=[changes[number] for number in noisy] + bins,
             falls=[self.columns[number].fall for number in noisy] + [Fraction(0) for _ in bins],
             shares=[weights[number] / sum(weights) for number in noisy] + of_bins,
-            influence=[self._reached(self.columns[number], self.sets[number]) for number in noisy]
-            + [1 for _ in bins],
+            influence=[reached[number] for number in noisy] + [1 for _ in bins],
             epsilon=query.epsilon,
             delta=query.delta,
             delta_slack=self.delta_slack,
         )
+
+    @property
+    def _processes_reached(self) -> list[int]:
+        return [self._reached(*each) for each in zip(self.columns, self.sets, strict=True)]
+
+    @property
+    def _known(self) -> int:
+        """How many public groups there are."""
+        return len(self.query.public_groups or ())
 
     @property
     def interval(self) -> float | None:
@@ -491,19 +535,27 @@ class NoisePlan:
         """The noise of some columns of groups that everybody knows."""
         process, pure = self._process(releases), self.query.pure
         sigmas, slopes, scales = [], [], []
+        shared = [0.0] * len(self.columns)
         for number in range(len(self.columns))[columns]:
             column, change = self.columns[number], self.sensitivities[number]
             chosen = not _gets_noise(column)
             share = self._choice_epsilon(number, releases) if chosen else self.shares[number]
             slopes.append(share / (2 * change) if chosen else Fraction(0))
             scales.append(change / share if pure and not chosen else Fraction(0))
-            sigma = 0.0
-            if not pure and not chosen:
+            sigma, correlated = 0.0, self.correlated[number]
+            if correlated is not None:
+                parts = [correlated.own, correlated.shared]
+                sigma, shared[number] = (
+                    float(sigma_for(process, sensitivity=each, mu_squared=share)) for each in parts
+                )
+            elif not pure and not chosen:
                 sigma = float(
                     sigma_for(process, sensitivity=change, mu_squared=share, fall=column.fall)
                 )
             sigmas.append(sigma)
-        stddevs: Reals = np.hypot(np.outer(sigmas, process.error()), 12**-0.5)
+        alike = shared[columns]
+        spreads = np.hypot(np.outer(sigmas, process.error()), np.array(alike)[:, None])
+        stddevs: Reals = np.hypot(spreads, 12**-0.5)
         for row, number in enumerate(range(len(self.columns))[columns]):
             column = self.columns[number]
             if isinstance(column, Level) and column.share is not None:
@@ -511,6 +563,7 @@ class NoisePlan:
             elif pure:
                 stddevs[row] = _laplace_stddev(scales[row])
         return WindowPlan(
+            shared=tuple(alike) if any(alike) else (),
             slopes=tuple(slopes) if any(slopes) else (),
             scales=tuple(scales) if pure else (),
             public=True,

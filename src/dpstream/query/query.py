@@ -51,6 +51,7 @@ _KEYS = """
     pre_threshold selection_share last_share last_budget weights
     confidence debias debias_rows=max_dropped_rows report_bias min_change nonnegative buffers
     grouping_sets grouping_set_weights remember_keys choose_groups weighted_keys
+    correlated_noise
 """  # a field that gets another name keeps its key: key=new_name
 _OF_BIAS = Fraction(1, 50)  # of the budget: totals of a window are large beside their noise
 _USUALLY_KEPT = Fraction(9, 10)  # of the rows; whatever it is, sound
@@ -102,6 +103,9 @@ class Query(RowSpec, identity="query", keys=_KEYS):
     periods, which take 2% of the budget, speak for. `weighted_keys`: of keys that are published
     alone, a unit with few of them counts more in each; what a unit counts in all asks for the noise
     of one key.
+    `correlated_noise`: of public groups in a window that is published once and holds all rows of a
+    unit, counts and sums from 0 on get noise that the groups have partly alike: less for each, and
+    more for what is added up over them.
     `grouping_sets`: sets of the keys (ROLLUP, CUBE): rows are bounded by all keys, and what is kept
     counts in each set. `grouping_set_weights`: how the sets share the budget (1 each). Over public
     groups the sets are made consistent by least squares, which lowers their error.
@@ -133,6 +137,7 @@ class Query(RowSpec, identity="query", keys=_KEYS):
     nonnegative: bool = False
     buffers: int = 4
     remember_keys: bool | int = True
+    correlated_noise: bool = False
     weighted_keys: bool = False
     grouping_sets: tuple[tuple[str, ...], ...] = ()
     grouping_set_weights: tuple[Fraction, ...] = ()
@@ -179,6 +184,7 @@ class Query(RowSpec, identity="query", keys=_KEYS):
             nonnegative: bool = False,
             buffers: int = 4,
             remember_keys: bool | int = True,
+            correlated_noise: bool = False,
             weighted_keys: bool = False,
             grouping_sets: Iterable[Iterable[str]] = (),
             grouping_set_weights: Sequence[Amount] = (),
@@ -241,6 +247,8 @@ class Query(RowSpec, identity="query", keys=_KEYS):
             self._check_sets()
         if self.choose_groups:
             self._check_choices()
+        if self.correlated_noise:
+            self._check_correlated()
 
     def _check_answers(self) -> None:
         """Refuse aggregates and ways to show them that have no meaning."""
@@ -412,6 +420,32 @@ class Query(RowSpec, identity="query", keys=_KEYS):
             if wrong:
                 what = "a query without a delta" if name == "delta" else name
                 raise InvalidParameter(f"{given} does not go with {what}; give a number")
+
+    def _check_correlated(self) -> None:
+        """Refuse noise that groups share where a unit may be in groups of several tables."""
+        computed: Mapping[str, bool] = {} if self.finish is None else self.finish.computed
+        reason = ""
+        if self.public_groups is None:
+            reason = "needs public_groups: noise is shared by groups that everybody knows"
+        elif self.every is not None or self.triggers is not None:
+            reason = (
+                "needs windows that are published once: a unit that comes to its groups one after "
+                "another would lose more than by noise of their own"
+            )
+        elif self._windows_reached != 1:
+            reason = (
+                "needs one window for all rows of a unit (privacy_unit_period as long as the "
+                "windows, or one window): over several it gains nothing"
+            )
+        elif self.pure or self.strategy != "latched" or self.grouping_sets:
+            reason = "takes a delta, strategy = 'latched' and one set of keys"
+        elif any(computed.values()):
+            reason = (
+                "does not go with computed columns that have error bars, which take the noise of "
+                "groups for independent; compute them from the releases, or leave it out"
+            )
+        if reason:
+            raise InvalidParameter(f"correlated_noise in the query {self.name!r} {reason}")
 
     @cached_property
     def choices(self) -> tuple[int, ...]:
@@ -794,6 +828,8 @@ class Query(RowSpec, identity="query", keys=_KEYS):
             del facts["weighted_keys"]
         if not self.choose_groups:
             del facts["choose_groups"]
+        if not self.correlated_noise:
+            del facts["correlated_noise"]
         if not self.grouping_sets:
             del facts["grouping_sets"], facts["grouping_set_weights"]
         return facts

@@ -227,6 +227,12 @@ def load_pipeline(
     `text`: what the file said before, to go on with that.
     """
     path = Path(path)
+    if path.suffix.lower() == ".sql":
+        raise InvalidInput(
+            f"{path} is a query, and this takes a pipeline file (`dpstream init` writes one; its "
+            f'[[query]] may say file = "{path.name}"); to run the query alone: dpstream sql {path} '
+            "--source TABLE=PATH"
+        )
     try:
         text = path.read_text(encoding="utf-8") if text is None else text
     except UnicodeDecodeError as problem:

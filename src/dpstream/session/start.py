@@ -51,6 +51,7 @@ from dpstream.privacy.state.durable_files import make_directory
 from dpstream.privacy.state.run_directory import ANEW, GivenLedger, keep_book, read_about
 from dpstream.privacy.state.secret import secret_path
 from dpstream.query.public_tables import WholeTable
+from dpstream.query.query import Query
 from dpstream.query.series_query import SeriesQuery
 from dpstream.records import CheckedSink, Frame, Sink, Source, fence
 from dpstream.session.budget import refuse_early, was_charged
@@ -103,8 +104,8 @@ class UnitedFeeds(tuple[Feed, ...]):
 
 def run(
     query: AnyQuery | UnionAll | str,
-    *,
     source: SourceSpec | Mapping[str, SourceSpec] | None = None,
+    *,
     sink: SinkSpec | None = None,
     output: str = "append",
     history: SourceSpec | None = None,
@@ -206,6 +207,7 @@ def run(
             public=public,
             registry=registry,
         )
+    _check_queries("run", [query])
     if source is None and history is None:
         raise InvalidParameter("a run needs a source: files, a table, or '-' for standard input")
     folder = None if state is None else Path(state)
@@ -399,6 +401,7 @@ def run_all(
     >>> {name: releases.table.num_rows for name, releases in found.items()}
     {'pages': 1, 'everybody': 1}
     """
+    _check_queries("run_all", queries)
     _check_names({"state": state, "ledger": ledger, "secret": secret})
     sink = _with_output(sink, output)
     names = [query.name for query in queries]
@@ -648,6 +651,19 @@ def _absolute_paths(source: Any) -> Any:
     if isinstance(source, list | tuple):
         return [_absolute_paths(each) for each in source]
     return str(Path(source).absolute()) if _is_path(source) else source
+
+
+def _check_queries(name: str, queries: Sequence[Any]) -> None:
+    """Refuse what is no query, by its kind alone: it may be the data."""
+    for each in queries:
+        if isinstance(each, Query | SeriesQuery):
+            continue
+        kind = "SQL text" if isinstance(each, str) else f"an object of type {type(each).__name__}"
+        how = '"SELECT ..."' if name == "run" else '[dps.sql("SELECT ...", name="pages")]'
+        raise InvalidParameter(
+            f"{name} takes the query first, then its source: dps.{name}({how}, source=frame); "
+            f"got {kind}"
+        )
 
 
 def _is_named(source: Any) -> bool:

@@ -377,5 +377,6 @@ def require_unit_period(draft: Draft) -> None:
             draft.relation.window or draft.clause,
             "the windows have no end, and it is not said for how long a user is one unit",
             "add privacy_unit_period = INTERVAL '1' DAY (bounds and budget renew daily), or "
-            "'forever' (they hold for all time), or start and end",
+            "'forever' (they hold for all time), or start and end, which a query over files needs "
+            "in any case",
         )

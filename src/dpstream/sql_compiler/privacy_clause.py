@@ -264,6 +264,7 @@ OPTIONS = {
     "min_change": Option(lambda node: float(number(node))),
     "nonnegative": Option(flag),
     "remember_keys": Option(flag_or_integer),
+    "correlated_noise": Option(flag),
     "weighted_keys": Option(flag),
     "pre_threshold": Option(integer),
     "min_privacy_units_per_group": Option(integer, minus_one, sets="pre_threshold"),

@@ -41,7 +41,7 @@ from dpstream.privacy.accounting.curves import choice_epsilon
 from dpstream.privacy.ledger.charges import Charge, Terms
 from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.query_spend import NoiseStreams
-from dpstream.privacy.sensitivity import units_change
+from dpstream.privacy.sensitivity import CorrelatedNoise, root_above, units_change
 from dpstream.privacy.state import WindowKeySource
 from dpstream.privacy.state.journal import Journal
 from dpstream.privacy.state.secret import derive
@@ -76,6 +76,23 @@ class ThresholdWithoutPlusOne(NoisePlan):
         """One lower."""
         plan: WindowPlan = super().window(releases)
         return replace(plan, thresholds=plan.thresholds - 1)
+
+
+class SharedByAllGroups(NoisePlan):
+    """Noise that groups share, made for a unit that is in all of them.
+
+    True: what such a unit adds looks like the shared part; one in half of the groups is not hidden
+    by it, and loses several times mu^2.
+    """
+
+    @cached_property
+    def correlated(self) -> tuple[CorrelatedNoise | None, ...]:
+        """(d - g d^2) I and what goes with it, for g = 0.96/d."""
+        known = len(self.query.public_groups or ())
+        a = Fraction(known, 25)
+        b = a * 24 / known
+        noise = CorrelatedNoise(own=root_above(a), shared=root_above(b))
+        return (noise,) * len(self.columns)
 
 
 class LevelsChargedOnce(NoisePlan):
