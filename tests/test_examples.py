@@ -1,7 +1,9 @@
 """The notebooks in examples/ run from the first cell to the last, and show what they promise."""
 
 import json
+import os
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -29,6 +31,8 @@ def test_a_notebook_runs(path, tmp_path, monkeypatch):
     import nbformat
     from nbclient import NotebookClient
 
+    beside = Path(sys.executable).parent  # cells call the command, as an environment has it
+    monkeypatch.setenv("PATH", f"{beside}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.delenv("MPLBACKEND", raising=False)  # as where people open it
     notebook = nbformat.read(path, as_version=4)
     stored = [cell for cell in notebook.cells if cell.cell_type == "code"]

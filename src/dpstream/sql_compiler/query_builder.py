@@ -272,7 +272,7 @@ class ErrorBar:
         """Of a sum of aggregates."""
         total: Reals = np.zeros(len(release))
         of_rows, middles = self._of_rows(release)
-        with np.errstate(over="ignore"):
+        with np.errstate(over="ignore", invalid="ignore"):
             for name, factor in factors.items():
                 own, shared = floats(release[f"{name}_stddev"]), middles.get(name, 0) * of_rows
                 own = np.sqrt(np.maximum(own - np.abs(shared), 0) * (own + np.abs(shared)))

@@ -122,6 +122,16 @@ def test_keys_are_searched_and_picked(visit, story):
     until(page, "!document.querySelector('#legend').textContent.includes('/help')")
 
 
+@pytest.mark.parametrize(("key", "day"), [(LATE_PAGE, "3 May 2024"), (PAGES[0], "1 May 2024")])
+def test_the_details_say_when_a_key_was_first_found(visit, story, key, day):
+    """In which window of all that are there."""
+    page = visit(story.url)
+    page.locator("#keys .name", has_text=key).first.click()
+    until(page, "document.querySelector('#found').textContent !== ''")
+
+    assert page.inner_text("#found") == f"First found in the window from {day}, 00:00 UTC."
+
+
 def test_the_chart_takes_six_keys(visit, story):
     """A seventh pushes out the one that is there longest; colours are never shared."""
     page = visit(story.url)

@@ -224,8 +224,8 @@ def local_session(master: str | None = None, **settings: str) -> SparkSession:
 
     Under `spark-submit` the master is the one that was submitted to. Executors use this Python.
 
-    >>> local_session("local[2]").version  # doctest: +SKIP
-    '4.1.0'
+    >>> import dpstream as dps
+    >>> session = dps.local_session("local[2]")  # doctest: +SKIP
     """
     require_pyspark()
     require_java()

@@ -1,17 +1,32 @@
 // One key in full: its whole text, and its numbers.
 import * as api from "./api.js";
 import { byId, make } from "./dom.js";
-import { withMargin } from "./format.js";
+import { moment, withMargin } from "./format.js";
 import { keyText, wholeText } from "./keys.js";
 import { partNames } from "./spread.js";
 import { watchForm } from "./watch.js";
 
 const MOST_SHOWN = 100_000;
+const MOST_WINDOWS = 1000;
 
 /** Wire the dialog. */
 export function startDetail() {
   byId("detail-close").addEventListener("click", () => byId("detail").close());
   byId("detail").addEventListener("click", (event) => event.target === byId("detail") && byId("detail").close());
+}
+
+/** Say in which window a key was first found; those that the server keeps are looked at. */
+async function tellFirst(query, row) {
+  const node = byId("found");
+  try {
+    const { series } = await api.watched(query.name, { id: row.id, window: "all", limit: MOST_WINDOWS });
+    const first = series[0]?.points[0];
+    if (!first?.start || !node.isConnected) return;
+    const since = series[0].points.length < MOST_WINDOWS ? "First found in the window from" : "Found at least since";
+    node.textContent = `${since} ${moment(first.start)} UTC.`;
+  } catch {
+    // it is no more than a remark
+  }
 }
 
 /** Open the details of a row; its whole text is fetched only now. */
@@ -64,9 +79,11 @@ export async function openDetail(query, row) {
       { class: "quiet small" },
       row.first_seen ? `Published since release ${row.first_seen} of its window.` : "",
     ),
+    make("p", { class: "quiet small", id: "found" }),
     watchForm(query, row) ?? "",
   );
   byId("detail").showModal();
+  if (names.length && query.windows?.size) tellFirst(query, row);
   if (!row.cut?.some((length) => length)) return;
   try {
     const { key } = await api.wholeKey(query.name, row.id);
