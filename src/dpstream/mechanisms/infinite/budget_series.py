@@ -110,7 +110,7 @@ class Level:
 
         >>> [Level.sized(total=Fraction(n), change=Fraction(1, 50), candidates=9).count for n in
         ...  (1, 2, 9)]
-        [9, 18, 24]
+        [4, 9, 24]
         """
         head = Fraction(4, 5)
         enough = 4 * float(change) * math.log(candidates)
@@ -303,7 +303,7 @@ class Adaptive(Allocation):
     ...     if term:
     ...         paid, used = [*paid, slot], rule.after(used, slot, moved=slot > 30)
     >>> paid
-    [1, 5, 13, 29, 61, 92]
+    [1, 5, 13, 29, 61, 91]
     """
 
     restarts: ClassVar[bool] = True
