@@ -29,6 +29,7 @@ WANTED = {
     "bounded_before_join",
     "bounds_off_by_one",
     "registry_not_bounded",
+    "subquery_over_stream",
     "inner_rows_of_others",
     "inner_rows_charged_once",
     "sessions_over_midnight",

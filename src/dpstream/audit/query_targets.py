@@ -37,6 +37,7 @@ from dpstream.audit.controls.broken_engine import (
     RisingBounds,
     SetsChargedOnce,
     SharedByAllGroups,
+    SubqueryOverStream,
     TailPerTrigger,
     ThresholdWithoutPlusOne,
     TotalsLikeParts,
@@ -208,6 +209,13 @@ def public_join(runs: int) -> Any:
     """Every row meets `MATCHES` rows of a public table."""
     table = pa.table({"x": [4] * MATCHES, "copy": list(range(MATCHES))})
     return _join("JOIN copies USING (x)", whole_table("copies", table))
+
+
+def table_subqueries(runs: int) -> Any:
+    """Rows whose value is in a public table, as all are, and which is no more than its largest."""
+    table = pa.table({"x": [3, 4]})
+    clause = "WHERE x IN (SELECT x FROM copies) AND x <= (SELECT MAX(x) FROM copies)"
+    return _join(clause, whole_table("copies", table))
 
 
 def registry_join(runs: int) -> Any:
@@ -620,6 +628,13 @@ def query_targets() -> Catalogue:
             max_groups_contributed=1,
             joins=registry_join,
         ),
+        latched_subquery=_group_by(
+            ", rows that subqueries over a public table let pass.",
+            groups=1,
+            public_groups=range,
+            max_groups_contributed=1,
+            joins=table_subqueries,
+        ),
         latched_inner_rows=_group_by(
             ": the rows of each unit are grouped first, and counted by how many they are.",
             pairs=tuple(
@@ -885,6 +900,13 @@ def query_controls() -> Catalogue:
             reader=BoundedBeforeJoin,
             public_groups=range,
             joins=registry_join,
+            runs=(4_000, 20_000),
+        ),
+        subquery_over_stream=_control(
+            "Rows pass where a subquery over the stream itself finds at most five.",
+            _rows_of_unit((0, 0), others=((0, 0, 5),)),
+            reader=SubqueryOverStream,
+            public_groups=range,
             runs=(4_000, 20_000),
         ),
         inner_rows_of_others=_control(

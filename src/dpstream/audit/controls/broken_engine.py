@@ -418,6 +418,19 @@ class BoundedBeforeJoin(RowReader):
         return replace(rows, units=rows.units ^ copies[:, None]), rejects
 
 
+class SubqueryOverStream(RowReader):
+    """Keeps rows of groups with at most five rows, as a subquery over the stream would count them.
+
+    True: one row more, and five rows of others are gone.
+    """
+
+    def read(self, *args: Any, **named: Any) -> tuple[Rows, RejectedRows]:
+        """Those that pass."""
+        rows, rejects = super().read(*args, **named)
+        _, group, sizes = np.unique(rows.groups, axis=0, return_inverse=True, return_counts=True)
+        return rows_at(rows, np.flatnonzero(sizes[group.reshape(-1)] <= 5)), rejects
+
+
 class InnerRowsAmongFew(RowReader):
     """Keeps inner rows only of groups that at most nine units are in: it looks at others.
 
