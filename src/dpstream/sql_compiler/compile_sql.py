@@ -288,8 +288,8 @@ def compile_all(
     Their names are `name` with numbers, from 1 on. `overrides` are of each.
 
     >>> branch = '''SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 1, delta = 1e-9,
-    ...   privacy_unit_column = user) COUNT(*) AS n FROM log WHERE page = ''''
-    >>> text = f"{branch}a' UNION ALL {branch}b'"
+    ...   privacy_unit_column = user) COUNT(*) AS n FROM log WHERE page = '''
+    >>> text = f"{branch} 'a' UNION ALL {branch} 'b'"
     >>> [each.query.name for each in compile_all(text, "pages", max_rows_per_group=1)]
     ['pages_1', 'pages_2']
     """
