@@ -5,9 +5,16 @@ import pyarrow.parquet as pq
 import pytest
 
 import dpstream as dps
+from benchmarks.recovery_case import CheckingSink
 from dpstream.engines.query_run import EngineOptions
 from dpstream.engines.spark import SparkEngine
-from dpstream.errors import BudgetExceeded, InvalidInput, InvalidParameter, LedgerError
+from dpstream.errors import (
+    BudgetExceeded,
+    InvalidInput,
+    InvalidParameter,
+    LedgerError,
+    StateError,
+)
 from tests.support.fixed import RUN, SECRET
 from tests.support.kill_and_replay import BeforeDiskOperation, KindOfRun, kill_and_replay
 from tests.support.runs import charges, published
@@ -155,3 +162,28 @@ def test_what_does_not_go_together_is_refused(tmp_path, text, words):
         start(tmp_path, text, ledger=ledger).finish()
 
     assert not ledger.report()[0]["spent_on"]
+
+
+class _FullAt(CheckingSink):
+    """A sink that takes nothing of one query, and counts what comes of others."""
+
+    def __init__(self, place, name):
+        super().__init__(place, lambda: None)
+        self.name, self.taken = name, 0
+
+    def write(self, name, window, trigger, table):
+        if name == self.name:
+            raise OSError("no space left")
+        self.taken += 1
+        super().write(name, window, trigger, table)
+
+
+def test_a_branch_that_fails_ends_all(tmp_path):
+    """The others would draw, and wait in memory, for releases that never come."""
+    sink = _FullAt(tmp_path, "query_1")
+    text = TEXT.replace("'2' HOUR", "'15' MINUTE")
+    with pytest.raises(StateError, match="no space left"):
+        start(tmp_path, text, sink=sink).finish()
+
+    assert sink.taken <= 2  # of 16
+    assert len(list(start(tmp_path, text))) >= 14  # it goes on where it was

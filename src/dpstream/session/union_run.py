@@ -107,7 +107,7 @@ class UnionRun(Run):
                     mine = waiting.pop(at)
                     self._count()
                     yield self._united([mine[each] for each in self.parts.runs])
-                if self.stopped.is_set():
+                if self.stopped.is_set() or self.parts.failures:  # no release is whole without all
                     self.parts.stop()
         finally:
             self.parts.close()
