@@ -290,6 +290,7 @@ def _measured(log: ClickLog, source: Source, files: SharedFiles) -> list[Row]:
         groups={},
         begins={},
         remembered={},
+        chosen={},
     )
     bounded, sent = _timed(lambda: list(tasks.bound(bounds, _numbered(1))))
     flow = bounds.flow(0)

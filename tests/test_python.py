@@ -230,6 +230,19 @@ def test_files_are_read_to_be_looked_at(tmp_path):
         dps.read("-")
     with pytest.raises(dps.errors.InvalidParameter, match="rows must be"):
         dps.read(table, rows=0)
+    for columns in ("n", []):
+        with pytest.raises(dps.errors.InvalidParameter, match="columns must be a list"):
+            dps.read(table, columns=columns)
+
+
+@pytest.mark.parametrize(
+    "ids", [["12345678901234567890123", "12345678901234567890124"], ["007", "1.5"]]
+)
+def test_ids_in_digits_that_no_number_holds_stay_text(tmp_path, ids):
+    """As floats two of them would be one, or lose their zeros."""
+    (tmp_path / "ids.csv").write_text("\n".join(["id,n", *(f"{each},1.5" for each in ids)]))
+
+    assert dps.read(tmp_path / "ids.csv").to_pydict() == {"id": ids, "n": [1.5, 1.5]}
 
 
 def test_every_public_name_has_an_example():

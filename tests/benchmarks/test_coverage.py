@@ -7,7 +7,26 @@ import pytest
 from matplotlib.figure import Figure
 
 from benchmarks import coverage
-from benchmarks.coverage import Log, logs, of_mechanism, of_query, sessions, truth_of
+from benchmarks.coverage import (
+    TOO_SURE,
+    Log,
+    logs,
+    of_mechanism,
+    of_query,
+    orders,
+    sessions,
+    truth_of,
+)
+from benchmarks.coverage_from_rows import (
+    NothingDropped,
+    of_rows,
+    query_from_rows,
+    truths_from_rows,
+    within_bounds,
+)
+from dpstream.audit.query_samplers import run_plan
+from dpstream.errors import StateError
+from dpstream.query.noise_plan import plan_query
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +69,54 @@ def test_the_truth_of_all_rows_is_that_of_the_table(small):
     assert (truth["sum"], truth["avg"]) == pytest.approx((clamped.sum(), clamped.mean()))
 
 
+@pytest.fixture(scope="module")
+def weeks():
+    """A generated log of orders, large enough for its noise."""
+    log = list(logs(quick=True))[1]
+    return replace(log, table=orders(20_000), query=replace(log.query, epsilon=15))
+
+
+def test_intervals_of_pairs_and_values_hold_the_truth_of_the_rows(weeks):
+    """312 figures, one run: 5 deviations of 95% are 6%, of 50% 14%; false alarm below 1e-6."""
+    rows, narrow = (
+        {
+            row["from_rows"]: row
+            for row in of_rows(replace(weeks.query, confidence=share), weeks.table, runs=1)
+        }
+        for share in (0.95, 0.5)
+    )
+
+    assert set(rows) == {"covariance", "correlation", "slope", "distinct", "median", "p95"}
+    assert all(row["figures"] > 300 for row in rows.values())
+    assert all(row["kept_rows"] > 0.88 for row in rows.values())
+    assert narrow["distinct"]["kept_rows"] < 0.65
+    told = narrow["covariance"], narrow["slope"]
+    assert all(row["told"] > 0.9 and row["kept_rows"] < 0.7 for row in told)
+
+
+def test_a_truth_of_rows_is_that_of_the_table(weeks):
+    """By the formulas of the sums; a log that is not cut to the bounds is refused."""
+    asked = query_from_rows(weeks.query)
+    table = within_bounds(asked, weeks.table)
+    (window, key), truth = next(iter(truths_from_rows(asked, table).items()))
+    mine = np.asarray(table["key"]) == key
+    mine &= np.asarray(table["ts"]) // (7 * 86_400) == window
+    x, y, z = (np.clip(np.asarray(table[name])[mine], 0, 100) for name in "xyz")
+    below = (y * z).mean() - y.mean() * z.mean()
+
+    assert window == 0
+    assert mine.sum() > 50
+    assert truth["covariance"] == pytest.approx(below)
+    assert truth["slope"] == pytest.approx(below / z.var())
+    assert truth["correlation"] == pytest.approx(below / (y.std() * z.std()))
+    assert truth["distinct"] == len(set(np.asarray(table["item"])[mine].tolist()))
+    assert (x <= truth["median"]).mean() >= 0.5 > (x < truth["median"]).mean()
+    assert (x <= truth["p95"]).mean() >= 0.95 > (x < truth["p95"]).mean()
+    assert len(table) < len(weeks.table)
+    with pytest.raises(StateError, match="bounds drop"):
+        list(run_plan(plan_query(asked), weeks.table, flow=NothingDropped))
+
+
 def test_mechanisms_are_measured_where_they_say_a_deviation():
     """Steps that repeat an old value are counted by themselves."""
     block = np.random.default_rng(2).integers(0, 50, (200, 3))
@@ -70,6 +137,7 @@ def test_the_short_run_reaches_its_targets(monkeypatch):
     figure = Figure()
     found.draw(figure)
 
-    assert all(row["reached"] for row in found.targets), found.targets
+    missed = {row["name"] for row in found.targets if not row["reached"]}
+    assert missed <= {TOO_SURE}, found.targets
     assert {row["log"] for row in found.rows if "log" in row} == {"sessions", "orders"}
     assert isinstance(next(iter(logs(quick=True))), Log)

@@ -279,6 +279,11 @@ def test_missing_steps_are_filled_when_asked(run, folder, suffix):
             ["2024-01-01T00:00:00", "2024-01-01T02:00:00", "2024-01-01T03:00:00"],
             "2024-01-01T01:00:00",
         ),
+        (
+            ["2024-01-01T00:00:00+02:00", "2024-01-01T02:00:00+02:00", "2024-01-01T03:00:00+02:00"],
+            "2024-01-01T01:00:00+02:00",
+        ),
+        (["2024-01-01 00:00Z", "2024-01-01 02:00Z", "2024-01-01 03:00Z"], "2024-01-01 01:00Z"),
     ],
 )
 def test_filled_times_are_written_as_those_of_the_file(run, folder, times, filled):
@@ -289,6 +294,13 @@ def test_filled_times_are_written_as_those_of_the_file(run, folder, times, fille
 
     assert [row["time"] for row in done.json["rows"]] == [times[0], filled, *times[1:]]
     (folder / "odd.csv").write_text("at,visits\n2024-01-01,1\n2024-01-03,2\n2024-01-06,3\n")
-    assert "evenly spaced" in run("release", "odd.csv", *SAMPLE, "--fill", "0").err
+    uneven = run("release", "odd.csv", *SAMPLE, "--fill", "0").err
+    assert "evenly spaced" in uneven
+    assert "add the missing steps" not in uneven  # they cannot be
+    (folder / "far.csv").write_text(
+        "at,visits\n2024-01-01T00:00:00,1\n2024-01-01T00:00:01,2\n2924-01-01T00:00:02,3\n"
+    )
+    far = run("release", "far.csv", *SAMPLE, "--fill", "0")
+    assert (far.code, "2924-01-01T00:00:02" in far.err) == (2, True)
     (folder / "none.csv").write_text("visits\n1\n2\n")
     assert "--time-column" in run("release", "none.csv", *SAMPLE, "--fill", "0").err

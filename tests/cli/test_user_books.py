@@ -89,7 +89,7 @@ def test_a_pipeline_file_stands_for_its_ledgers(run, folder):
     assert len(run("ledger", "clicks.ledger", "--json").json) == 2
     assert "other" not in run("ledger", "history", "pipeline.toml").out
     typo = run("ledger", "histroy")
-    commands = "show, open, plan, grow, allow, void, move, history and repair"
+    commands = "show, open, plan, grow, allow, end, void, move, history and repair"
     assert f"there is no ledger at histroy (the commands are {commands})" in typo.err
 
 

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from dpstream.errors import InvalidInput
+from dpstream.serve import alerts as alerts_module
 from dpstream.serve.alerts import Alerts
 from dpstream.serve.event_stream import Hub
 from dpstream.serve.public_facts import describe_queries
@@ -250,3 +251,41 @@ def test_alerts_that_do_not_fit_their_query_are_refused(tmp_path, change, words)
             folder=tmp_path,
         )
     assert words in str(refused.value)
+
+
+@pytest.mark.parametrize("text", ["{", "{}", "[]", '{"format": 1, "after": 0, "windows": []}'])
+def test_a_damaged_memory_is_refused_before_the_server_listens(begun, text):
+    """An alert that ended in silence would be missed on the day that it is needed."""
+    with taking() as taker:
+        pipeline = begun(taker)
+        for path in store_folder(pipeline).glob("alert-*.json"):
+            path.write_text(text)
+        with pytest.raises(InvalidInput, match=r"alert-.*\.json is damaged; remove it"):
+            follow(pipeline, lambda _: False)
+
+
+def test_an_alert_goes_on_when_it_can_be_remembered_again(begun, monkeypatch, caplog):
+    """A disk that is full for a while is told, once; nothing is told twice for it, nor left out."""
+    with taking() as taker:
+        pipeline = begun(taker)
+        publish(pipeline, options=OPTIONS)
+        write_it, full = alerts_module.replace, []
+
+        def replace(path, content):
+            if len(full) < 3:
+                full.append(path)
+                raise OSError(28, "No space left on device")
+            write_it(path, content)
+
+        monkeypatch.setattr(alerts_module, "replace", replace)
+        last = max(one.id for one in _released(pipeline) if one.query == "pages")
+        report = follow(pipeline, lambda _: kept(pipeline) == [last, last])
+
+        assert len(full) == 3
+        assert [one["failing"] for one in report] == [None, None]
+        assert [
+            (message["release_index"], key["key"][0], key["value"])
+            for message in taker.of("/secret-token")
+            for key in message["keys"]
+        ] == wanted(pipeline)
+        assert "cannot go on" in caplog.text

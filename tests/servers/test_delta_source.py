@@ -88,6 +88,23 @@ def test_columns_that_are_added_are_null_before(table):
     assert third.table["price"].to_pylist() == [1.5]
 
 
+def test_columns_may_have_any_name(tmp_path):
+    """Capitals, spaces, dots and quotes, as other programs write them."""
+    row = {"User": "u1", "page.name": "home", "at (s)": 5, 'the "best"': 1.5}
+    put(tmp_path / "clicks", [row])
+    place = f"delta:{tmp_path / 'clicks'}?until=0"
+
+    assert dps.read(place).to_pylist() == [row]
+    assert dps.read(place, columns=["User"]).to_pylist() == [{"User": "u1"}]
+
+
+@pytest.mark.parametrize("asked", ["start=latest&until=1", "start=2&until=1"])
+def test_an_end_before_the_start_is_refused(table, asked):
+    """A query over no rows would be charged."""
+    with pytest.raises(InvalidParameter, match="there is no version"):
+        open_source(f"delta:{table}?{asked}")
+
+
 @pytest.mark.parametrize(
     ("start", "users"), [("earliest", 4), ("latest", 0), ("0", 4), ("1", 2), ("2", 0)]
 )

@@ -528,7 +528,8 @@ def _existing(
         commands = (
             ""
             if place is None
-            else " (the commands are show, open, plan, grow, allow, void, move, history and repair)"
+            else " (the commands are show, open, plan, grow, allow, end, void, move, history and "
+            "repair)"
         )
         raise LedgerError(
             f"there is no ledger at {path}{commands}; a release with --ledger creates it, "

@@ -7,6 +7,7 @@ import io
 import json
 import math
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -24,6 +25,8 @@ from dpstream.records import Integers, Reals
 
 FORMATS = (".csv", ".parquet", ".jsonl")
 FILLS = ("0", "hold")
+_MOST_STEPS = 10_000_000
+_ZONE = re.compile(r"(Z|[+-]\d\d(:?\d\d)?)$")
 _INDEX_NAMES = {
     *("step", "index", "idx", "t", "time", "tick", "slot", "bucket", "second", "minute", "hour"),
     *("day", "week", "month", "year"),
@@ -108,6 +111,13 @@ def _filled(rows: SeriesRows, fill: str) -> SeriesRows:
         )
     places = check_times(rows.stamps, "time", gaps=True)
     stamps = np.asarray(rows.stamps, dtype="datetime64[s]")
+    if places[-1] >= _MOST_STEPS:
+        row = int(np.diff(places).argmax()) + 1
+        raise InvalidInput(
+            f"{rows.where}: --fill would make {int(places[-1]) + 1:,} steps, and at most "
+            f"{_MOST_STEPS:,} are made; the most are missing before row {row} ({rows.times[row]}): "
+            "is that time as it should be?"
+        )
     steps = np.arange(int(places[-1]) + 1)
     if len(steps) == len(stamps):
         return rows
@@ -134,8 +144,13 @@ def _written_like(example: Any, time: np.datetime64) -> Any:
     if not isinstance(example, str) or example.isdecimal():
         number = int(time.astype(np.int64))
         return str(number) if isinstance(example, str) else number
-    unit: Any = {7: "M", 10: "D"}.get(len(example), "s")
-    text = str(np.datetime_as_string(time, unit=unit))
+    day, zone = example[:10], _ZONE.search(example, 10)
+    if zone:  # the stamps of such a file are in UTC
+        example = example[: zone.start()]
+        offset = datetime.fromisoformat(day + "T00:00" + zone.group()).utcoffset()
+        time = time + np.timedelta64(offset)
+    unit: Any = {7: "M", 10: "D", 13: "h", 16: "m"}.get(len(example), "s")
+    text = str(np.datetime_as_string(time, unit=unit)) + (zone.group() if zone else "")
     return text if "T" in example else text.replace("T", " ")
 
 

@@ -56,6 +56,12 @@ class VersionedSource(ServerLog[VersionPosition]):
                 f"{self.where}: until must be the number of a version; got {until!r:.80}"
             )
         end = None if until is None else int(until)
+        first = self.first_version if self._start == "earliest" else self._start
+        if end is not None and (first == "latest" or int(first) > end):
+            raise InvalidParameter(
+                f"{self.where}: from start={first} up to until={end} there is no version; give a "
+                "later end, or leave until out to wait for what comes"
+            )
         super().__init__(name, end=end, retry=options.retry_policy())
 
     @abstractmethod

@@ -271,10 +271,15 @@ def check_times(values: Iterable[Any], name: str, *, gaps: bool = False) -> Inte
         known, often = np.unique(lengths, return_counts=True)
         usual = known[often.argmax()]
         row = int((lengths % step if gaps else lengths != usual).argmax()) + 1
+        by = "a multiple of the shortest step" if gaps else "the usual step"
+        advice = (
+            "add the missing steps with a public constant (for counts: 0; `dpstream release "
+            "--fill 0` does)"
+        )
+        advice = "no step can be put between them; correct that time" if gaps else advice
         raise InvalidInput(
             f"steps must be evenly spaced; row {row} ({stamps[row]}) does not follow "
-            f"{stamps[row - 1]} by the usual step; add the missing steps with a public constant "
-            "(for counts: 0; `dpstream release --fill 0` does)"
+            f"{stamps[row - 1]} by {by}; {advice}"
         )
     return np.concatenate([[0], np.cumsum(lengths // step)]).astype(np.int64)
 

@@ -26,7 +26,7 @@ from urllib.request import HTTPRedirectHandler, Request, build_opener
 import numpy as np
 import pyarrow as pa
 
-from dpstream.errors import InvalidInput
+from dpstream.errors import DpstreamError, InvalidInput
 from dpstream.privacy.state.durable_files import replace
 from dpstream.serve.event_stream import HEARTBEAT, Hub
 from dpstream.serve.public_facts import QueryDescription
@@ -57,18 +57,17 @@ class _Told:
         """From its file, if it is there."""
         try:
             known = json.loads(path.read_text(encoding="utf-8"))
+            written = known["format"]
+            if written == _FORMAT:
+                windows = {int(window): list(keys) for window, keys in known["windows"].items()}
+                return cls(after=int(known["after"]), windows=windows)
         except FileNotFoundError:
             return None
-        except ValueError:
+        except (ValueError, TypeError, KeyError, AttributeError):
             raise InvalidInput(
                 f"{path} is damaged; remove it: its alert then goes on from the newest release"
             ) from None
-        if known["format"] != _FORMAT:
-            raise InvalidInput(
-                f"{path} has the format {known['format']}; use the version that wrote it"
-            )
-        windows = {int(window): list(keys) for window, keys in known["windows"].items()}
-        return cls(after=known["after"], windows=windows)
+        raise InvalidInput(f"{path} has the format {written}; use the version that wrote it")
 
     def write(self, path: Path) -> None:
         """Durably."""
@@ -89,12 +88,14 @@ class Alerts:
     """Seconds before a message that was not taken is sent again."""
     sent: dict[Alert, int] = field(default_factory=dict, init=False)
     failing: dict[Alert, str] = field(default_factory=dict, init=False)
-    """Why the newest message of an alert was not taken."""
+    """Why the newest message of an alert was not taken, or not remembered."""
+    _told: dict[Alert, _Told | None] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         for alert in self.alerts:
             _check(alert, self.queries[alert.query])
             self.sent[alert] = 0
+            self._told[alert] = _Told.read(self._path(alert))
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -123,22 +124,46 @@ class Alerts:
             for alert in self.alerts
         ]
 
+    def _path(self, alert: Alert) -> Path:
+        return self.folder / f"alert-{_digest(alert)}.json"
+
     async def _follow(self, alert: Alert, pool: ThreadPoolExecutor) -> None:
-        path = self.folder / f"alert-{_digest(alert)}.json"
-        told = _Told.read(path)
+        """Go through the releases; a full disk, say, is told, and does not end the alert."""
         await self.hub.looked.wait()
-        if told is None or told.after > self.hub.newest:  # it is new, or the store is
+        told, tries = self._told[alert], 0
+        known = told is not None and told.after <= self.hub.newest
+        if told is None or not known:  # it is new, or the store is
             told = _Told(after=self.hub.newest)
-            told.write(path)
         while not self.hub.closing:
-            if not await self.hub.wait(told.after, HEARTBEAT):
-                continue
-            for released in await self.hub.events(told.after):
-                if released.query == alert.query:
-                    await self._tell(alert, released, told, pool)
-                told.after = released.id
-                if released.query == alert.query:
-                    await asyncio.to_thread(told.write, path)
+            try:
+                if not known:
+                    await self._remember(alert, told)
+                    known, tries = True, 0
+                if not await self.hub.wait(told.after, HEARTBEAT):
+                    continue
+                for released in await self.hub.events(told.after):
+                    if released.query == alert.query:
+                        await self._tell(alert, released, told, pool)
+                    told.after = released.id
+                    if released.query == alert.query:
+                        known = False
+                        await self._remember(alert, told)
+                        known, tries = True, 0
+            except (DpstreamError, OSError) as problem:
+                if alert not in self.failing:
+                    _LOG.error(
+                        "an alert of %s cannot go on (%s); it is tried again", alert.query, problem
+                    )
+                self.failing[alert] = f"it cannot go on: {type(problem).__name__}"
+                await self._wait(tries)
+                tries += 1
+
+    async def _remember(self, alert: Alert, told: _Told) -> None:
+        await asyncio.to_thread(told.write, self._path(alert))
+        self.failing.pop(alert, None)
+
+    async def _wait(self, tries: int) -> None:
+        await asyncio.sleep(self.patience[min(tries, len(self.patience) - 1)])
 
     async def _tell(
         self, alert: Alert, released: Released, told: _Told, pool: ThreadPoolExecutor
@@ -218,7 +243,7 @@ class Alerts:
                     problem,
                 )
             self.failing[alert] = problem
-            await asyncio.sleep(self.patience[min(tries, len(self.patience) - 1)])
+            await self._wait(tries)
             tries += 1
         self.failing.pop(alert, None)
         self.sent[alert] += 1

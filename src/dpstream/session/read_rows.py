@@ -16,6 +16,8 @@ from dpstream.session.start import SourceSpec
 
 _TYPES = (pa.int64(), pa.float64(), pa.date32(), pa.timestamp("us"))
 """What a column of texts may be, the narrowest first."""
+_NAME = r"^[+-]?(0\d|\d{16})"
+"""Names in digits, which are no floats: 007, or more digits than those have."""
 
 
 def read(
@@ -40,11 +42,14 @@ def read(
     """
     if rows is not None and (type(rows) is not int or rows < 1):
         raise InvalidParameter(f"rows must be a whole number of at least 1; got {rows!r}")
+    if isinstance(columns, str) or (columns is not None and not columns):
+        raise InvalidParameter(f"columns must be a list of names; got {columns!r:.80}")
     with closing(open_source(source, options=options)) as opened:
         if not opened.bounded:
             raise InvalidParameter(
-                "read takes what ends: files or a table; a server or a pipe goes on for ever, and "
-                "its rows are read by a query"
+                "read takes what ends: files or a table; a server, a pipe or a growing table goes "
+                "on for ever, and its rows are read by a query; where it has the option until, "
+                "that names an end"
             )
         tables, left, wrong = [], rows, list[str]()
         for partition in opened.partitions():
@@ -82,5 +87,7 @@ def _typed(column: pa.ChunkedArray) -> pa.ChunkedArray:
             continue
         if kind == pa.int64() and not pc.all(pc.equal(found.cast(texts.type), texts)).as_py():
             return column  # 007 is a name
+        if kind == pa.float64() and pc.any(pc.match_substring_regex(texts, _NAME)).as_py():
+            return column
         return found
     return column

@@ -59,9 +59,10 @@ class DeltaSource(VersionedSource):
     def next_version(self, at: VersionPosition, names: list[str]) -> tuple[int, pa.Table]:
         """The rows that the next version adds, in the table's types."""
         version, schema = at.version + 1, self.schema()
+        quoted = ['"' + name.replace('"', '""') + '"' for name in (*names, _KIND)]  # as in SQL
         try:
             feed = self._table.load_cdf(
-                starting_version=version, ending_version=version, columns=[*names, _KIND]
+                starting_version=version, ending_version=version, columns=quoted
             )
             rows = pa.table(feed)
         except (self._delta.exceptions.DeltaError, OSError, pa.ArrowException) as problem:
