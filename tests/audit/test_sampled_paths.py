@@ -53,7 +53,7 @@ SOUND = {
     "latched_funnel": 20_000,
     "latched_debias_public_keys": 1_000,
     "sql_w_event": 16_000,
-    "bounds": 200,
+    "bounds": 100,
 }
 """As many runs of the forms that the controls stand on."""
 
