@@ -44,6 +44,9 @@ def asked(period="1 day", **changes):
 BOOK = asked().promise(epsilon=8, delta=1e-4)
 
 
+LONG = {"start": "2023-01-01", "end": "2027-01-01"}
+
+
 # --- brute force
 
 
@@ -159,6 +162,33 @@ def test_a_window_begins_all_of_its_own_period():
         ({"window": dps.Hop("2 days", slide="1 day")}, 2),
         ({"window": dps.Cumulate("1 day", step="6 hours")}, 1),
         ({"window": None}, 14),
+        ({"period": "1 month"}, 1),
+        ({"period": "1 month", "window": dps.Tumble("7 days")}, 2),
+        ({"period": "1 month", "window": dps.Tumble("6 hours")}, 1),
+        ({"period": "1 month", "window": dps.Tumble("6 hours"), "start": "2024-05-02T01:00"}, 2),
+        ({"period": "1 month", "window": dps.Hop("1 day", slide="6 hours")}, 2),
+        ({"period": "1 month", "window": dps.Tumble("30 days")} | LONG, 3),
+        ({"period": "1 month", "window": dps.Tumble("1 month")} | LONG, 1),
+        (
+            {"period": "1 month", "window": dps.Tumble("1 month")} | LONG | {"start": "2023-01-31"},
+            2,
+        ),
+        ({"period": "1 month", "window": dps.Hop("1 year", slide="1 month")} | LONG, 12),
+        ({"period": "1 year", "window": dps.Tumble("1 quarter")} | LONG, 1),
+        (
+            {"period": "1 year", "window": dps.Tumble("1 quarter")}
+            | LONG
+            | {"start": "2023-02-01"},
+            2,
+        ),
+        ({"period": "1 year", "window": dps.Cumulate("1 year", step="1 month")} | LONG, 1),
+        ({"window": dps.Tumble("1 month")} | LONG, 37),
+        (
+            {"period": "1 month", "window": dps.Tumble("1 month"), "time_zone": "Europe/Rome"}
+            | LONG,
+            1,
+        ),
+        ({"period": "1 month", "time_zone": "Europe/Rome"}, 1),
         ({"time_zone": "Europe/Rome"}, 1),
         ({"time_zone": "Europe/Rome", "window": dps.Tumble("6 hours")}, 2),
     ],
