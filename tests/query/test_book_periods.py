@@ -262,6 +262,18 @@ def test_periods_of_three_kinds_share_a_book_and_a_person_sees_what_is_lost():
     ]
 
 
+def test_what_a_person_loses_over_days_counts_the_months_that_they_touch():
+    """One day is in one month; 30 days may touch three, February among them; 365 days 13."""
+    monthly, ledger = asked("1 month", window=dps.Tumble("1 month"), **LONG), Ledger()
+    ledger.open("stream", monthly.promise(epsilon=8, delta=1e-4))
+    dps.run(monthly, source=as_frame(), ledger=ledger).finish()
+    (book,) = ledger.report()
+    once = plan_query(monthly).calibrated.mu_squared
+
+    assert [loss_over(book, days) / once for days in (1, 7, 30)] == [1, 2, 3]
+    assert 13 <= loss_over(book, 365) / once <= 14
+
+
 def test_another_query_does_not_fit_where_the_week_is_too_dear():
     """Twice its own price does not fit into a book of that price."""
     ledger = Ledger()

@@ -247,7 +247,7 @@ def loss_over(book: dict[str, Any], days: int) -> Fraction | None:
     ticks = book_ticks(terms)
     if ticks is None:
         return Fraction(book["spent"])
-    stray = longest(ticks.size) - ticks.size
+    stray = longest(ticks.size) - ticks.size if days > 1 else 0  # a day is in one month
     count = _touched(days * DAY + stray, ticks.size, min(DAY, ticks.size))
     spans = [_Span.of(line) for line in book["spent_on"]]
     starts = {place for span in spans for place in (span.first, span.last - count + 1)}
