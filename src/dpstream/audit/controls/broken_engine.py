@@ -290,7 +290,8 @@ class RisingBounds(Flow):
 
     def plan_of(self, window: int) -> NoisePlan | None:
         """By window."""
-        return self.plan.of_groups(self.BOUNDS[window % len(self.BOUNDS)])
+        groups = self.BOUNDS[window % len(self.BOUNDS)]
+        return self.plan.of_bounds(replace(self.query.first_bounds, groups=groups))
 
 
 class RememberedOnceTouched(Flow):
