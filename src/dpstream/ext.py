@@ -82,6 +82,7 @@ from dpstream.records import FencingSink as FencingSink
 from dpstream.records import FinitePartitions as FinitePartitions
 from dpstream.records import InferredTypes as InferredTypes
 from dpstream.records import Integers as Integers
+from dpstream.records import MeasuredSource as MeasuredSource
 from dpstream.records import ParallelReads as ParallelReads
 from dpstream.records import Position as Position
 from dpstream.records import Reals as Reals

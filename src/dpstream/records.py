@@ -110,9 +110,10 @@ class Source(Protocol):
     has waited as long as its user allows.
 
     What a source may be able to do beside this is a protocol of its own: `CommittingSource`,
-    `EndingSource`, `StartOffsets`, `FinitePartitions`, `StampedPartitions`, `EmptyingSource`,
-    `ChunkRanges`, `SizedPartitions`, `ParallelReads`, `CheckedSource`, `InferredTypes`. The engine
-    asks `isinstance`; a source without the ability is treated as each of them says.
+    `EndingSource`, `StartOffsets`, `MeasuredSource`, `FinitePartitions`, `StampedPartitions`,
+    `EmptyingSource`, `ChunkRanges`, `SizedPartitions`, `ParallelReads`, `CheckedSource`,
+    `InferredTypes`. The engine asks `isinstance`; a source without the ability is treated as each
+    of them says.
     """
 
     bounded: bool
@@ -176,6 +177,20 @@ class StartOffsets(Source, Protocol):
 
     def start_offset(self, position: Position) -> Position:
         """Where reading started in the partition that has this position."""
+
+
+@runtime_checkable
+class MeasuredSource(Source, Protocol):
+    """An unbounded source whose server tells how much of it was not read yet, as logs do.
+
+    Of any other one the operator is told what has come alone.
+    """
+
+    def behind(self, positions: Mapping[str, Position]) -> dict[str, int]:
+        """How many messages the server has after each position, by partition, as it last told.
+
+        It never waits for the server, is asked every second, and leaves out what it does not know.
+        """
 
 
 @runtime_checkable

@@ -25,6 +25,7 @@ WANTED = {
     "exact_count_in_memory",
     "intrusion_not_charged",
     "noise_ratchet",
+    "announced_without_new_noise",
     "column_groups_apart",
     "bounded_before_join",
     "bounds_off_by_one",

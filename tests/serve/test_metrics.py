@@ -148,11 +148,8 @@ def test_the_operator_side_has_the_same_ones(pipeline):
     """Every name of a query, a book and the machine that `run --metrics` has."""
     side = operator_side(pipeline)
     told = dict.fromkeys((*metrics.COUNTS, "triggers_done", "rejected", "outside"), 0)
-    side.supervisor._hear(
-        json.dumps(
-            {"queries": {"pages": told | {"triggers": 3, "next_trigger": 5, "releases": 2}}}
-        ).encode()
-    )
+    told |= {"triggers": 3, "next_trigger": 5, "releases": 2, "consumer_lag": {"clicks/0": 4}}
+    side.supervisor._hear(json.dumps({"queries": {"pages": told}}).encode())
     with TestClient(side.app(), headers=HEADERS) as client:
         found = values(client.get("/metrics").text)
 
@@ -166,6 +163,7 @@ def test_the_operator_side_has_the_same_ones(pipeline):
         )
     }  # fmt: skip
     assert found['dpstream_releases_total{query="pages"}'] == 2
+    assert found['dpstream_consumer_lag{query="pages",partition="clicks/0"}'] == 4
 
 
 LIVE = '''

@@ -209,6 +209,18 @@ def test_messages_that_were_gone_before_the_first_read(kafka, topic, caplog):
     assert "what was at the 5 offsets before was removed" in words
 
 
+def test_marks_of_transactions_are_not_unread_messages(kafka, topic):
+    """At its end nothing is left, though offsets follow; what is aborted is none either."""
+    tools.send(kafka, topic, [{"user": "a"}] * 3, commit=True)
+    source = opened(kafka, topic)
+    read = everything(source, 3)[f"{topic}/0"]
+    places = [{f"{topic}/0": at} for at in (read.positions[-1], [*read.positions[-1][:2], 1])]
+    processes.until(lambda: source.behind(places[0]) == {f"{topic}/0": 0})
+    assert source.behind(places[1]) == {f"{topic}/0": 3}  # two messages and the mark
+    assert source.behind({f"{topic}/0": None}) == {}
+    source.close()
+
+
 def test_messages_of_every_format(kafka):
     """JSON, CSV and Arrow give the same rows; tombstones and oversize messages are set aside."""
     rows = [{"user": "a", "n": "1"}, {"user": 'b, "x"', "n": "2.5"}]

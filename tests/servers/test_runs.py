@@ -16,6 +16,7 @@ from deltalake import DeltaTable
 
 import dpstream as dps
 from dpstream.errors import RowsLost
+from dpstream.serve.metrics import exposition, query_samples, report
 from dpstream.session.pipeline import load_pipeline
 from tests.servers import kafka_tools
 from tests.servers.conftest import PASSWORD
@@ -166,6 +167,37 @@ def test_three_live_queries(kind, tmp_path, request):
     for query in asked:
         whole = alone(tmp_path / query.name, query)
         assert all(found[name] == whole[name] for name in last_releases(query))
+
+
+@pytest.mark.parametrize("kind", [NatsFeed, KafkaFeed])
+def test_the_operator_is_told_how_much_of_the_log_is_unread(kind, tmp_path, request):
+    """While the reader is held up it grows; when all was read it is nothing, and stays told."""
+    feed = kind(request.getfixturevalue(kind.__name__.removesuffix("Feed").lower()))
+    publishing = Publishing(
+        start_all(tmp_path, queries(2), HandClock(), source=feed.source, live=False)
+    )
+    runs = publishing.runs
+    feed.put(rows(seconds_before(TIMES[0])))
+    until(lambda: [run.operator.read for run in runs.runs.values()] == [12, 12])
+
+    def unread():
+        told = report(runs)["queries"]
+        lags = [sum(one["consumer_lag"].values()) for one in told.values() if one["consumer_lag"]]
+        return lags, query_samples(told, 0)
+
+    until(lambda: unread()[0] == [0, 0])
+    with runs.runs["q0"].arrivals.lock:  # nobody reads meanwhile
+        feed.put(rows(seconds_before(TIMES[1])))
+        until(lambda: unread()[0] == [12, 12])
+        text = exposition(unread()[1])
+    name = feed.stream.name if kind is NatsFeed else f"{feed.topic}/0"
+    assert f'dpstream_consumer_lag{{query="q1",partition="{name}"}} ' in text
+    until(lambda: unread()[0] == [0, 0])
+    with feed.server.away():
+        assert unread()[0] == [0, 0]
+    publishing.runs.stop()
+    publishing.join()
+    assert publishing.problem is None
 
 
 def test_a_query_that_is_added_later_begins_at_its_own_place(nats, tmp_path):

@@ -230,6 +230,66 @@ class NatsServer(Server):
         return [_program("nats-server") or "nats-server", "-c", self.folder / "nats.conf"]
 
 
+class ObjectServer(Server):
+    """Versity's S3 gateway over a folder, with the key `dpstream`, its secret in `secret_key`.
+
+    Folders in `buckets` are its buckets. `environment` is what clients look for.
+    """
+
+    name = "versitygw"
+
+    def __init__(self, folder: Path, *, password: str) -> None:
+        self._password = password
+        super().__init__(folder)
+
+    @staticmethod
+    def absent() -> str | None:
+        """It is built from its source."""
+        return None if _gateway().exists() else f"no {_gateway()}; run .ci/servers"
+
+    @property
+    def address(self) -> str:
+        """Its endpoint."""
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables that name it and its key."""
+        return {
+            "AWS_ENDPOINT_URL": self.address,
+            "AWS_ACCESS_KEY_ID": "dpstream",
+            "AWS_SECRET_ACCESS_KEY": self._password,
+            "AWS_REGION": "us-east-1",
+        }
+
+    @property
+    def secret_key(self) -> Path:
+        """The secret alone."""
+        return self.folder / "secret_key"
+
+    def bucket(self, name: str) -> Path:
+        """A new bucket, which is a folder."""
+        place = self.folder / "buckets" / name
+        place.mkdir(parents=True)
+        return place
+
+    def prepare(self) -> None:
+        """Write the secret."""
+        (self.folder / "buckets").mkdir(exist_ok=True)
+        self.secret_key.write_text(self._password + "\n")
+        self.secret_key.chmod(0o600)
+
+    def command(self) -> Sequence[str | Path]:
+        """On loopback alone; the key is in the environment of the shell, not among its words."""
+        run = 'ROOT_ACCESS_KEY=dpstream ROOT_SECRET_KEY="$(cat secret_key)" exec "$@"'
+        where = ["--port", f"127.0.0.1:{self.port}", "--quiet", "posix", "buckets"]
+        return ["bash", "-c", run, "bash", _gateway(), *where]
+
+
+def _gateway() -> Path:
+    return Path(".cache/versitygw/versitygw").resolve()
+
+
 class RegistryServer(Server):
     """Apicurio's registry of schemas, in memory, with Confluent's interface."""
 

@@ -25,6 +25,7 @@ from dpstream.records import (
     EndingSource,
     FinitePartitions,
     InferredTypes,
+    MeasuredSource,
     Position,
     Source,
     StampedPartitions,
@@ -121,17 +122,25 @@ class _Checks:
         return source.check(inner, wanted, whole=whole)
 
 
+def _of_owner(name: str, positions: Mapping[str, Position]) -> dict[str, Position]:
+    """The positions of one source, under its own names of the partitions."""
+    split = ((each.partition("/"), at) for each, at in positions.items())
+    return {inner: at for (owner, _, inner), at in split if owner == name}
+
+
 class _Commits:
     def commit(self: Any, positions: Mapping[str, Position]) -> None:
         for name, source in self._sources.items():
-            mine = {
-                inner: at
-                for (owner, _, inner), at in (
-                    (each.partition("/"), at) for each, at in positions.items()
-                )
-                if owner == name
-            }
-            source.commit(mine)
+            source.commit(_of_owner(name, positions))
+
+
+class _Measures:
+    def behind(self: Any, positions: Mapping[str, Position]) -> dict[str, int]:
+        return {
+            f"{name}/{inner}": count
+            for name, source in self._sources.items()
+            for inner, count in source.behind(_of_owner(name, positions)).items()
+        }
 
 
 class _Ends:
@@ -169,6 +178,7 @@ _ABILITIES: tuple[tuple[type, type], ...] = (
     (CommittingSource, _Commits),
     (EndingSource, _Ends),
     (StartOffsets, _Starts),
+    (MeasuredSource, _Measures),
     (FinitePartitions, _Finite),
     (StampedPartitions, _Stamps),
     (EmptyingSource, _Empties),

@@ -357,6 +357,7 @@ class Run(ABC):
             late = 0.0 if due is None else max(0, self.clock.now() - due) / 1e6
             facts |= {
                 "rows_waiting": source.waiting if isinstance(source, LiveView) else 0,
+                "consumer_lag": source.behind if isinstance(source, LiveView) else {},
                 "lag_seconds": round(late, 6),
                 "release_delay_seconds": self.operator.lag_seconds,
                 "worst_release_delay_seconds": self.operator.worst_lag_seconds,

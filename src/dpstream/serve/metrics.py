@@ -44,6 +44,7 @@ METRICS = {
     "query_finished": "Has it published all it ever will?",
     "lag_seconds": "Behind its schedule.",
     "rows_waiting": "Rows that have come and that the query has not read.",
+    "consumer_lag": "Messages that the source's server has and that were not read.",
     "release_delay_seconds": "From a trigger to its release, the last one.",
     "worst_release_delay_seconds": "From a trigger to its release, the worst since this start.",
     "query_starved": "Has it read nothing, while another query over its source has?",
@@ -118,6 +119,10 @@ def query_samples(queries: Mapping[str, Mapping[str, Any]], began: float) -> lis
         values |= {gauge: told.get(gauge) for gauge in gauges}
         values |= {f"query_{state}": bool(told.get(state)) for state in ("starved", "failed")}
         samples += [(metric, {"query": name}, value) for metric, value in values.items()]
+        samples += [
+            ("consumer_lag", {"query": name, "partition": partition}, count)
+            for partition, count in told.get("consumer_lag", {}).items()
+        ]
     return samples
 
 

@@ -399,6 +399,7 @@ class OperatorSide(Side):
             name: {
                 "seconds": lag(told),
                 "rows_waiting": told.get("rows_waiting"),
+                "consumer_lag": told.get("consumer_lag", {}),
                 "release_delay_seconds": told.get("release_delay_seconds"),
                 "starved": told.get("starved", False),
                 "failed": told.get("failed"),

@@ -9,19 +9,20 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from concurrent.futures import wait
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from typing import Any
 
 from confluent_kafka import (
     Consumer,
+    IsolationLevel,
     KafkaError,
     KafkaException,
     Message,
     TopicCollection,
     TopicPartition,
 )
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from dpstream.connectors.server_base import RetryPolicy, ServerOptions
 from dpstream.errors import DpstreamError, InvalidInput, InvalidParameter, RowsLost
@@ -37,6 +38,7 @@ _FILES = {
 _POLL = 0.1  # seconds that a fetch waits for messages
 _ASK, _FIRST_ASK = 0.5, 3.0  # seconds that a question to the broker may take
 _LOOK_EVERY = 5.0  # seconds between looks for new partitions
+_ENDS_EVERY = 2.0  # seconds between questions for how much is unread
 MESSAGES = 50_000
 """Messages that are taken from the client at once; twice as many may wait for a reader."""
 _SILENT = "no broker answers"
@@ -185,7 +187,9 @@ class Topic:
         self.name, self._where, self._retry = name, where, retry
         self.id: str | None = None
         self.numbers: list[int] = []
-        self._next_look = 0.0
+        self._next_look = self._next_ends = 0.0
+        self._asked_ends: dict[TopicPartition, Future[Any]] = {}
+        self._ends: dict[int, int] = {}
         self._buffers: dict[int, PartitionBuffer] = {}
         self._problems = Problems(where)
         callback = {"error_cb": self._problems}
@@ -217,6 +221,26 @@ class Topic:
             return None
         self._answered()
         return int(low), int(high)
+
+    def behind(self, number: int, at: int) -> int | None:
+        """Messages of a partition from an offset on, as the broker told last; it is not waited for.
+
+        Marks of transactions count where nothing was fetched behind them yet.
+        """
+        done = {place: asked for place, asked in self._asked_ends.items() if asked.done()}
+        for place, asked in done.items():
+            del self._asked_ends[place]
+            if asked.exception() is None:
+                self._ends[place.partition] = asked.result().offset
+        if time.monotonic() >= self._next_ends and not self._asked_ends and self._admin is not None:
+            self._next_ends = time.monotonic() + _ENDS_EVERY
+            ends = {TopicPartition(self.name, each): OffsetSpec.latest() for each in self.numbers}
+            level = IsolationLevel.READ_COMMITTED
+            self._asked_ends = self._admin.list_offsets(ends, isolation_level=level) if ends else {}
+        buffer, end = self._buffers.get(number), self._ends.get(number)
+        if buffer is not None and buffer.at == at and not buffer.messages:
+            at = max(at, buffer.end or 0)
+        return None if end is None else max(0, end - at)
 
     def fetch(self, number: int, at: int, *, patiently: bool) -> PartitionBuffer:
         """What is there of a partition from an offset on; `patiently` waits for a broker, too."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import time
 from bisect import bisect_left
+from collections.abc import Mapping
 from itertools import accumulate, islice
 
 import pyarrow as pa
@@ -74,6 +75,15 @@ class KafkaSource:
     def start_offset(self, position: Position) -> Position:
         """Where reading started in a position's partition: topic and first offset."""
         return None if position is None else position[:2]
+
+    def behind(self, positions: Mapping[str, Position]) -> dict[str, int]:
+        """Messages that the broker has after these positions."""
+        lags = {
+            partition: self._topic.behind(int(partition.rpartition("/")[2]), position[2])
+            for partition, position in positions.items()
+            if position is not None
+        }
+        return {partition: lag for partition, lag in lags.items() if lag is not None}
 
     def columns(self, partition: str) -> None:
         """Messages declare no types."""

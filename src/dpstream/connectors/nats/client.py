@@ -11,6 +11,7 @@ import asyncio
 import json
 import ssl
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
 from importlib.util import find_spec
 from threading import Thread
 from typing import Any, NamedTuple, TypeVar
@@ -72,6 +73,16 @@ class Client:
             words = str(problem).removeprefix("nats: ")
             raise self._refusal(f"{self.where} refuses: {words}") from problem
         return result
+
+    def ask(self, work: Callable[[Any], Awaitable[T]]) -> Future[T | None] | None:
+        """Do something with JetStream beside the calls, if it is there; nobody waits for it."""
+
+        async def do() -> T | None:
+            if self._connection is None or not self._connection.is_connected:
+                return None
+            return await work(self._connection.jetstream(domain=self._domain, timeout=TIMEOUT))
+
+        return None if self._loop is None else asyncio.run_coroutine_threadsafe(do(), self._loop)
 
     def first_call(self, work: Callable[[Any], Awaitable[T]]) -> T:
         """The first call of a source or sink; no second try is made."""

@@ -9,6 +9,9 @@ that was made anew is seen, and so is a message that a replay needs and that is 
 from __future__ import annotations
 
 import re
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 from dpstream.connectors.messages import decoder_from
@@ -18,6 +21,7 @@ from dpstream.errors import InvalidInput, RowsLost
 from dpstream.records import Batch, Columns, Position
 
 _CHUNK = 5000  # messages of one request
+_ASK_EVERY = 2.0  # seconds between two questions for how much is unread
 
 
 class StreamPosition(NamedTuple):
@@ -45,12 +49,29 @@ class NatsSource(ServerLog[StreamPosition]):
         options.finish()
         self._stream = options.path_name("stream", "nats://host:4222/STREAM")
         self._puller: Puller | None = None
+        self._told: Any = None  # about the stream, for `behind`
+        self._asked: Future[Any] | None = None
+        self._next_ask = 0.0
         super().__init__(self._stream, end=end, retry=retry)
         try:
             self._refuse_stream()
         except Exception:
             self._client.close()
             raise
+
+    def behind(self, positions: Mapping[str, Position]) -> dict[str, int]:
+        """Messages that the stream has after these positions, of all subjects."""
+        if self._asked is not None and self._asked.done():
+            answered = None if self._asked.exception() else self._asked.result()
+            self._told, self._asked = answered or self._told, None
+        if self._asked is None and time.monotonic() >= self._next_ask:
+            self._next_ask = time.monotonic() + _ASK_EVERY
+            self._asked = self._client.ask(lambda js: js.stream_info(self._stream))
+        if self._told is None:
+            return {}
+        last = self._told.state.last_seq
+        at = {name: self._parse(position) for name, position in positions.items()}
+        return {name: max(0, last - one.sequence) for name, one in at.items() if one is not None}
 
     def columns(self, partition: str) -> None:
         """Messages declare no types."""

@@ -31,6 +31,7 @@ from dpstream.records import (
     EndingSource,
     FinitePartitions,
     InferredTypes,
+    MeasuredSource,
     Position,
     Source,
     StampedPartitions,
@@ -205,6 +206,7 @@ class SourceTail:
         self._unread: dict[str, None] = {}  # of what was listed, in order
         self.removed: list[str] = []
         """Partitions that are gone: the next ones of their names are new."""
+        self._behind: dict[str, int] = {}
         self._ends = isinstance(source, FinitePartitions) and source.partitions_end
         self._ending = source if isinstance(source, EndingSource) else None
         self._changed, self._halt = Condition(), Event()
@@ -263,6 +265,18 @@ class SourceTail:
                 pass
             self.ended = True
         return self.ended and number >= self.count
+
+    def behind(self) -> dict[str, int]:
+        """How many messages the source's server has that were not read, as far as it tells.
+
+        Whoever asks does not wait for a read that goes on: what was known before is told then.
+        """
+        if isinstance(self._source, MeasuredSource) and self._shared.lock.acquire(blocking=False):
+            try:
+                self._behind = self._source.behind(self.positions)
+            finally:
+                self._shared.lock.release()
+        return self._behind
 
     def rows_from(self, number: int) -> int:
         """How many rows have come from a chunk on."""
@@ -515,6 +529,11 @@ class LiveView:
     def waiting(self) -> int:
         """Rows that have come and that the query has not read."""
         return 0 if self.tail is None else self.tail.rows_from(self.next)
+
+    @property
+    def behind(self) -> dict[str, int]:
+        """Messages of each partition that its server has and that were not read."""
+        return {} if self.tail is None else self.tail.behind()
 
     def commit(self, positions: Mapping[str, Position]) -> None:
         """This query needs nothing before these positions."""
