@@ -29,6 +29,7 @@ WANTED = {
     "column_groups_apart",
     "bounded_before_join",
     "bounds_off_by_one",
+    "bounds_sum_not_cut",
     "registry_not_bounded",
     "subquery_over_stream",
     "inner_rows_of_others",
