@@ -306,6 +306,44 @@ def test_sql_with_lists_json_times_parameters_and_a_function_in_python(engine):
     assert len(other[0]) > 3
 
 
+MONTHLY = dps.sql(
+    """SELECT WITH DIFFERENTIAL_PRIVACY
+         OPTIONS (epsilon = 8, delta = 1e-5, privacy_unit_column = user, time_unit = 's',
+                  privacy_unit_period = INTERVAL '1' MONTH, time_zone = 'Europe/Rome',
+                  start = '2024-01-01', end = '2024-06-01', max_groups_contributed = 1,
+                  max_rows_per_group = 4, public_groups = ('a', 'b'))
+         page, window_start, COUNT(*) AS clicks
+       FROM TUMBLE(log, DESCRIPTOR(at), INTERVAL '1' MONTH) GROUP BY page, window_start
+       EMIT EVERY INTERVAL '7' DAY""",
+    name="clicks",
+)
+
+
+def test_months_are_windows_and_periods(engine, tmp_path):
+    """Of a zone's calendar; broken off and begun again, the same bytes; bounds renew monthly."""
+    rng = np.random.default_rng(5)
+    at = np.sort(rng.integers(0, 152 * 24, 4000)) * 3600 + 1_704_063_600  # from Rome's 1 January
+    rows = pa.table({"user": rng.integers(0, 300, 4000), "page": ["a"] * 4000, "at": at})
+    expected = whole(tmp_path / "whole", MONTHLY, rows)
+    write(tmp_path / "again", rows)
+    break_off(tmp_path / "again", 11, MONTHLY, rows=rows, engine=engine)
+    start(tmp_path / "again", MONTHLY, engine=engine).finish()
+
+    assert published(tmp_path / "again") == expected
+    last = {}
+    for path in sorted((tmp_path / "whole" / "out").glob("*.parquet")):
+        (row,) = (row for row in pq.read_table(path).to_pylist() if row["page"] == "a")
+        last[row["window_start"]] = row
+    local = pa.compute.month(pa.array(at, pa.timestamp("s", "Europe/Rome"))).to_numpy()
+    kept = [Counter(np.asarray(rows["user"])[local == month].tolist()) for month in range(1, 6)]
+    truth = [sum(min(4, count) for count in users.values()) for users in kept]
+    assert [str(one)[:13] for one in last] == [
+        "2023-12-31 23", "2024-01-31 23", "2024-02-29 23", "2024-03-31 22", "2024-04-30 22"
+    ]  # fmt: skip
+    for one, true in zip(last.values(), truth, strict=True):
+        assert abs(one["clicks"] - true) < 5.65 * one["clicks_stddev"]
+
+
 KEYS = {
     "integers": pa.array([1, None, -(2**62)] * 300, pa.int64()),
     "floats": pa.array([0.5, None, float("nan")] * 300),

@@ -82,15 +82,16 @@ def column(node: exp.Expr) -> str:
     raise WrongKind("a column's name, without quotes")
 
 
-def interval(node: Any) -> Any:
-    """A length of time in words, from INTERVAL '15' MINUTE."""
+def interval(node: Any, *, calendar: bool = False) -> Any:
+    """A length of time in words, from INTERVAL '15' MINUTE; `calendar`: also of months."""
     if isinstance(node, exp.Interval) and isinstance(node.args.get("unit"), exp.Var):
         length = f"{node.name} {node.args['unit'].name.lower()}"
         try:
-            return duration(length, "an interval", least=0)
+            return duration(length, "an interval", least=0, calendar=calendar)
         except InvalidParameter:
             pass
-    raise WrongKind("an interval of seconds, minutes, hours, days or weeks: INTERVAL '15' MINUTE")
+    months = ", days, weeks or months" if calendar else ", days or weeks"
+    raise WrongKind(f"an interval of seconds, minutes, hours{months}: INTERVAL '15' MINUTE")
 
 
 def period(node: exp.Expr) -> Any:
@@ -98,7 +99,7 @@ def period(node: exp.Expr) -> Any:
     if isinstance(node, exp.Literal) and node.name.lower() == "forever":
         return "forever"
     try:
-        return interval(node)
+        return interval(node, calendar=True)
     except WrongKind:
         raise WrongKind("INTERVAL '1' DAY, or 'forever'") from None
 
