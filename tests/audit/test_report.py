@@ -43,6 +43,7 @@ WANTED = {
     "keys_only_when_touched",
     "remembered_once_touched",
     "rising_bounds",
+    "clamps_of_another_period",
     "shared_by_all_groups",
     "forgotten_by_exact_counts",
     "remembers_active_keys",
