@@ -328,6 +328,7 @@ def test_what_must_be_set_up_first(table):
         f"ALTER PUBLICATION {quoted} SET (publish = 'insert')": "leaves out changes",
         f"ALTER PUBLICATION {quoted} SET (publish = 'insert,update')": None,
         f"ALTER PUBLICATION {quoted} SET TABLE {quoted} WHERE (id > 5)": "row filter",
+        f'ALTER PUBLICATION {quoted} SET TABLE {quoted} (id, "user")': "list of columns",
         f"ALTER PUBLICATION {quoted} DROP TABLE {quoted}": "CREATE PUBLICATION",
     }
     for statement, words in refusals.items():
@@ -364,3 +365,40 @@ def test_partitions_are_one_table(postgres, connection):
     connection.execute(f"INSERT INTO {name} VALUES (1, 'a'), (11, 'b')")
     with closing(open_source(place)) as source:
         assert users(read_all(source, 2)) == ["a", "b"]
+
+
+def test_a_user_that_may_do_little_else(table, monkeypatch):
+    """REPLICATION is enough; without it the server says so, and no password is told."""
+    monkeypatch.setenv("READER_PASSWORD", "planted-reader-password")
+    made = f"CREATE ROLE {table.name}_reader LOGIN PASSWORD 'planted-reader-password'"
+    table.sql(made)
+    table.put("a")
+    place = table.server.address.replace("dpstream@", f"{table.name}_reader@")
+    where = f"{place}?table={table.name}&slot={table.name}&password_env=READER_PASSWORD"
+    with closing(open_source(where)) as source:
+        with pytest.raises(InvalidInput, match=r"refuses: .*[Rr][Ee][Pp][Ll][Ii][Cc]") as refused:
+            read_all(source, 1)
+        assert "planted" not in str(refused.value)
+        table.sql(f"ALTER ROLE {table.name}_reader REPLICATION")
+        assert users(read_all(source, 1)) == ["a"]
+
+
+def test_queries_at_two_places(table, monkeypatch):
+    """A query that begins later reads what an earlier one has read, and then both read as one."""
+    table.put("a", "b")
+    with closing(table.open()) as source:
+        name = source.partitions()[0]
+        early = read_all(source, 2)
+        begin = early.positions[-1]
+        late = {name: Read(positions=[[*begin[:1], begin[2][0], begin[2], 0]])}
+        opened = []
+        open_stream = source._open_stream
+        monkeypatch.setattr(source, "_open_stream", lambda *a: opened.append(1) or open_stream(*a))
+        for at in range(5):
+            table.put(f"c{at}")
+            read_all(source, 3 + at, {name: early})
+            read_all(source, 1 + at, late)
+    assert users(early) == ["a", "b", *(f"c{at}" for at in range(5))]
+    assert users(late[name]) == [f"c{at}" for at in range(5)]
+    assert late[name].positions[-1][3] == 5
+    assert len(opened) <= 1
