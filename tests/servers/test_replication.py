@@ -1,17 +1,24 @@
 """The changes of a PostgreSQL table by logical replication, against the real server."""
 
+import signal
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 
 import psycopg
 import pyarrow as pa
 import pytest
 
+import dpstream as dps
+from benchmarks.recovery_case import CheckingSink
 from dpstream.connectors.registry import open_source
 from dpstream.connectors.testing import ServerSourceSuite
 from dpstream.connectors.testing.suites import Read, drain, replay
 from dpstream.errors import InvalidInput, InvalidParameter, RowsLost
-from tests.support.processes import until
+from tests.support.fixed import SECRET
+from tests.support.live_runs import QUERY, TIMES, ScriptedClock, rows, seconds_before
+from tests.support.processes import kill_this_process, run_in_fork, until
+from tests.support.runs import options, published
 
 pytestmark = pytest.mark.servers
 
@@ -403,3 +410,50 @@ def test_queries_at_two_places(table, monkeypatch):
     assert users(late[name]) == [f"c{at}" for at in range(5)]
     assert late[name].positions[-1][3] == 5
     assert len(opened) <= 1
+
+
+def run(table, place, *, kill_at=None):
+    """A live run to its end, or until this process is killed with its nth new release."""
+    keep = place / "clock"
+    now = int(keep.read_text()) if keep.exists() else 0
+    left = iter(range(99 if kill_at is None else kill_at))
+
+    def arrive(time):
+        with psycopg.connect(table.server.address) as connection:
+            came = connection.execute(f"SELECT 1 FROM {table.name}_came WHERE time = {time}")
+            if came.fetchone() is None:  # it has not, before a kill
+                connection.execute(f"INSERT INTO {table.name}_came VALUES ({time})")
+                put = f"INSERT INTO {table.name} VALUES (DEFAULT, %(user)s, %(page)s, %(at)s)"
+                connection.cursor().executemany(put, rows(seconds_before(time)).to_pylist())
+                connection.execute(f"UPDATE {table.name} SET page = '/1' WHERE page = '/2'")
+                connection.execute(f"DELETE FROM {table.name}")
+
+    dps.run(
+        dps.Query(**QUERY),
+        source=f"{table.server.address}?table={table.name}&slot={table.name}&changes=versions",
+        sink=CheckingSink(place, lambda: next(left, None) is None and kill_this_process()),
+        secret=SECRET,
+        state=place / "state",
+        clock=ScriptedClock(now, [(time, lambda t=time: arrive(t)) for time in TIMES], keep),
+        options=options(2),
+    ).finish()
+
+
+def test_kill_minus_nine_of_either_side(postgres, connection, tmp_path):
+    """The releases are those of an undisturbed run, byte for byte, and the slot has gone on."""
+    found = []
+    for kills in ((), (1, 3, 2)):
+        table = Table(postgres, connection, '"user" text, page text, at int8')
+        table.sql(f"CREATE TABLE {table.name}_came (time int8)")
+        begin, place = table.kept_from(), tmp_path / str(len(kills))
+        place.mkdir()
+        for kill_at in kills:
+            assert run_in_fork(partial(run, table, place, kill_at=kill_at)) == -signal.SIGKILL
+            postgres.restart()
+            table.sql = psycopg.connect(postgres.address, autocommit=True).execute
+        assert run_in_fork(partial(run, table, place)) == 0
+        assert table.kept_from() != begin
+        found.append(published(place))
+
+    assert len(found[0]) >= 8
+    assert found[1] == found[0]
