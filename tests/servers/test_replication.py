@@ -449,8 +449,9 @@ def test_kill_minus_nine_of_either_side(postgres, connection, tmp_path):
         place.mkdir()
         for kill_at in kills:
             assert run_in_fork(partial(run, table, place, kill_at=kill_at)) == -signal.SIGKILL
-            postgres.restart()
-            table.sql = psycopg.connect(postgres.address, autocommit=True).execute
+            if kill_at == 3:  # not always: a server that is killed forgets how far a slot has gone
+                postgres.restart()
+                table.sql = psycopg.connect(postgres.address, autocommit=True).execute
         assert run_in_fork(partial(run, table, place)) == 0
         assert table.kept_from() != begin
         found.append(published(place))
