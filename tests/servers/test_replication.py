@@ -15,6 +15,7 @@ from dpstream.connectors.registry import open_source
 from dpstream.connectors.testing import ServerSourceSuite
 from dpstream.connectors.testing.suites import Read, drain, replay
 from dpstream.errors import InvalidInput, InvalidParameter, RowsLost
+from tests.servers.conftest import drop_slots
 from tests.support.fixed import SECRET
 from tests.support.live_runs import QUERY, TIMES, ScriptedClock, rows, seconds_before
 from tests.support.processes import kill_this_process, run_in_fork, until
@@ -63,12 +64,7 @@ class Table:
 def connection(postgres):
     with psycopg.connect(postgres.address, autocommit=True) as connection:
         yield connection
-    with psycopg.connect(postgres.address, autocommit=True) as after:
-        after.execute(
-            "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE active"
-        )
-        for (name,) in after.execute("SELECT slot_name FROM pg_replication_slots").fetchall():
-            after.execute("SELECT pg_drop_replication_slot(%s)", (name,))
+    drop_slots(postgres)
 
 
 @pytest.fixture
