@@ -356,6 +356,10 @@ class ObjectStore(System):
         """A prefix."""
         return {"one object each": "s3://bench/out/"}
 
+    def ledger(self) -> Any:
+        """A name of its own."""
+        return "s3://bench/book"
+
     def stop(self) -> None:
         """End it."""
         self._server.stop()
