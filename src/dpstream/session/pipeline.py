@@ -241,8 +241,8 @@ def load_pipeline(
     state = tables["state"]
     if is_uri(state["path"]):
         raise InvalidInput(
-            f"{path}, [state]: path must be a directory; a pipeline's sources, sinks and ledger may "
-            "be in a bucket, its state not yet (dps.run_all(state=...) keeps several queries there)"
+            f"{path}, [state]: path must be a directory; a pipeline's sources, sinks and ledger "
+            "may be in a bucket, its state not (dps.run_all(state=...) keeps several queries there)"
         )
     folder = Path(_resolve(base, state["path"]))
     changes = Changes.read(folder) if changes is None else changes
@@ -572,7 +572,7 @@ class PipelineBook:
                 "leave it out, or give one of them that period"
             )
         else:
-            period = in_words(duration(period, f"{self.where}: privacy_unit_period"))
+            period = in_words(duration(period, f"{self.where}: privacy_unit_period", calendar=True))
         wanted = replace(own, period=period, change=change)
         for query in users:
             if wanted.measure == "epsilon":

@@ -10,7 +10,7 @@ from functools import partial
 from hashlib import sha256
 from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
 import numpy as np
 import pyarrow as pa
@@ -65,6 +65,7 @@ from dpstream.session.whole_tables import Given, with_tables
 from dpstream.sql_compiler import warn_of_remarks
 from dpstream.sql_compiler.compile_sql import Compiled, compile_all
 
+L = TypeVar("L")
 Place: TypeAlias = str | os.PathLike[str]
 SourceSpec: TypeAlias = (
     Source | Frame | pa.Table | pa.RecordBatch | Place | Sequence[Place] | list[Mapping[str, Any]]
@@ -484,8 +485,8 @@ def run_all(
 
 
 def open_state(
-    state: str | Path | None, *, secret: Any, ledger: GivenLedger, engine: Engine | None = None
-) -> tuple[Path | None, GivenLedger]:
+    state: str | Path | None, *, secret: Any, ledger: L, engine: Engine | None = None
+) -> tuple[Path | None, L | LedgerAddress]:
     """The directory that a run keeps its state in, and its ledger.
 
     One in a bucket is taken over from whoever has it, and stands in a working directory here.
@@ -509,7 +510,8 @@ def open_state(
     mirrored = mirror_of(folder)
     if mirrored is None:
         return folder, ledger
-    place = ledger.place if isinstance(ledger, Ledger) else ledger and as_ledger_place(ledger)
+    named: Any = ledger
+    place = named.place if isinstance(named, Ledger) else named and as_ledger_place(named)
     if place is not None and not isinstance(place, LedgerAddress):
         raise InvalidParameter(
             f"{mirrored.place} is in a bucket, and its ledger {place} would stay on this machine; "

@@ -10,14 +10,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
-from dpstream.privacy.ledger.store import LedgerPlace
+from dpstream.privacy.ledger.store import LedgerAddress
 
 
 class Mirror(Protocol):
     """Where a state directory is kept, too."""
 
     @property
-    def ledger(self) -> LedgerPlace:
+    def ledger(self) -> LedgerAddress:
         """The ledger of those who name none."""
 
     @property
