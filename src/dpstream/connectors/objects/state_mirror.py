@@ -34,7 +34,8 @@ from dpstream.privacy.state.durable_files import make_directory
 from dpstream.privacy.state.journal import this_process
 from dpstream.privacy.state.mirrors import set_mirror
 
-_KIND, FORMAT = "state", 1
+_KIND = "state"
+FORMAT = 1
 _GROWING = (".log", ".segment")  # files that are appended to
 _PART = 1 << 16  # bytes of the last part of such a file from which it stays as it is
 _TRIES = 1000
