@@ -291,8 +291,7 @@ def _user_charges(query: Any, book: Terms) -> list[Line]:
         measure_name(measure) + ("" if names is None else f" by {set_name(names)}")
         for measure, names in zip(plan.columns, plan.sets, strict=True)
     ]
-    if plan.query.choices:
-        purposes.append("histograms by which bounds are chosen")
+    purposes += [f"histogram by which {each.kind} are chosen" for each in plan.query.candidates]
     return [
         {
             "query": query.name,

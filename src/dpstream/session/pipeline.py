@@ -567,7 +567,7 @@ class PipelineBook:
                 "leave it out, or give one of them that period"
             )
         else:
-            period = in_words(duration(period, f"{self.where}: privacy_unit_period"))
+            period = in_words(duration(period, f"{self.where}: privacy_unit_period", calendar=True))
         wanted = replace(own, period=period, change=change)
         for query in users:
             if wanted.measure == "epsilon":

@@ -27,7 +27,10 @@ from urllib.request import HTTPRedirectHandler, HTTPSHandler, Request, build_ope
 import numpy as np
 import pyarrow as pa
 
+from dpstream.connectors.changes import rule_from
 from dpstream.connectors.encode import jsonl, simple_column
+from dpstream.connectors.kafka.debezium import FORMAT as DEBEZIUM
+from dpstream.connectors.kafka.debezium import DebeziumDecoder
 from dpstream.connectors.messages import FORMATS, Decoded, Decoder, decoder_from
 from dpstream.connectors.server_base import RetryPolicy, ServerAway, ServerOptions
 from dpstream.errors import DpstreamError, InvalidInput, InvalidParameter
@@ -213,13 +216,15 @@ def _server(url: str) -> tuple[str, str]:
 # From messages to rows.
 
 
-def message_decoder(options: ServerOptions, patience: float) -> Decoder | RegistryDecoder:
-    """The decoder that the options ask for: of plain messages, or of those with a schema.
+def message_decoder(
+    options: ServerOptions, patience: float
+) -> Decoder | RegistryDecoder | DebeziumDecoder:
+    """The decoder that the options ask for: of plain messages, of changes, of those with a schema.
 
     `patience`: seconds that the registry may be away.
     """
     url = options.text("registry")
-    kinds = (*FORMATS, *_KINDS)
+    kinds = (*FORMATS, DEBEZIUM, *_KINDS)
     kind = options.choice("format", kinds, "json" if url is None else "avro")
     if (kind in _KINDS) != (url is not None):
         raise InvalidParameter(
@@ -228,7 +233,9 @@ def message_decoder(options: ServerOptions, patience: float) -> Decoder | Regist
             else f"{options.where}: messages of a registry have format={', '.join(_KINDS)}; "
             f"got {kind!r}"
         )
-    plain = decoder_from(options, kind="json" if url is not None else kind)
+    plain = decoder_from(options, kind=kind if kind in FORMATS else "json")
+    if kind == DEBEZIUM:
+        return DebeziumDecoder(plain, rule_from(options))
     if url is None:
         return plain
     registry = SchemaRegistry(options, url, patience=patience)
