@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import dpstream as dps
-from dpstream.errors import BudgetExceeded, InvalidInput, NoiseReuse, StateError
+from dpstream.errors import BudgetExceeded, InvalidInput, InvalidParameter, NoiseReuse, StateError
 from dpstream.mechanisms import (
     BudgetAbsorption,
     BudgetDistribution,
@@ -428,3 +428,112 @@ def test_steps_that_only_the_ledger_knows_are_held(tmp_path):
         assert (again.steps_done, again.last.held) == (5, True)
         assert again.last.values.tolist() == kept.values.tolist()
         assert [r.held for r in published(again, 4, lambda step: [0])] == [True, True, False, False]
+
+
+def looked_at(place=None, **more):
+    """A run of which two looks may fall into one window."""
+    asked = {"bins": 3, "intrusion": HALF, "intrusions": 2, "state": place}
+    return dps.PanPrivateRunner(Sample(epsilon=1, window=4), **asked | more)
+
+
+@pytest.mark.parametrize("step", [0, 1, 6])
+def test_an_announced_look_is_charged_from_its_step_on(step):
+    """A window that has that step pays for two looks, all others for one; the book holds both."""
+    runner = looked_at()
+    published(runner, step)
+    runner.announce_intrusion()
+    published(runner, 10)
+    lost = [Fraction(2) - runner.ledger.left("stream", end) for end in range(step + 10)]
+    paid = [sum(4 * k in range(end - 3, end + 1) for k in range(9)) for end in range(step + 10)]
+
+    assert runner.ledger.terms("stream").total == 2
+    assert [a - b for a, b in zip(lost, paid, strict=True)] == [
+        1 if end - 3 <= step <= end else HALF for end in range(step + 10)
+    ]
+
+
+def test_looks_far_enough_apart_go_on_for_ever():
+    """Each charge ends with the next announcement, and leaves the window w steps later."""
+    runner = looked_at()
+    for _ in range(6):
+        runner.announce_intrusion()
+        published(runner, 4)
+
+    assert runner.ledger.peak("stream") == 2
+
+
+def test_a_look_too_many_ends_the_run(tmp_path):
+    """Counts that were seen are not counted on without new noise."""
+    runner = looked_at(tmp_path)
+    runner.announce_intrusion()
+    published(runner, 3)
+    with pytest.raises(BudgetExceeded, match="3 looks in 4 steps"):
+        runner.announce_intrusion()
+    assert not runner._counts.any()
+    with pytest.raises(StateError, match="closed"):
+        runner.count(1)
+    with pytest.raises(BudgetExceeded):  # nor does whoever goes on with its directory
+        looked_at(tmp_path)
+
+
+@pytest.mark.parametrize(("off", "passes"), [(1.0, True), (1.2, False), (0.8, False)])
+def test_an_announced_look_covers_the_counts_anew(off, passes):
+    """Of 20,000 bins: what two looks differ by is new noise of the same scale, events kept."""
+    bins = 20_000
+    runner = fixed(Sample(epsilon=1, window=1), bins=bins, intrusions=2)
+    runner.count(np.arange(bins))
+    seen = runner._counts.copy()
+    runner.announce_intrusion()
+    added = (runner._counts - seen).astype(float)
+    release = runner.end_step()
+
+    assert agree(added, math.sqrt(geometric_variance(2)) * off) == passes
+    assert agree(release.values - 1, float(release.stddev[0]) * off) == passes
+    assert runner.end_step().stddev[0] < release.stddev[0]
+    assert not keeps_a_key(runner)
+
+
+def test_announced_looks_are_charged_once_through_restarts(tmp_path):
+    """Also where the charge was made long ago and has left the ledger's newest window."""
+    for _ in range(3):
+        with looked_at(tmp_path / "state") as runner:
+            runner.announce_intrusion()
+            published(runner, 9)
+    with looked_at(tmp_path / "state") as runner:
+        published(runner, 1)
+        spent = {line["purpose"]: line["charges"] for line in runner.ledger.report()[0]["spent_on"]}
+        assert runner.ledger.peak("stream") == 2
+        assert runner.left == 0.5
+
+    assert [spent[name] for name in ("intrusion 2", "intrusion 3", "intrusion 4")] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("broken", ["close_interval", "open_interval", "laplace"])
+def test_a_kill_within_an_announcement_leaves_it_to_the_restart(broken, tmp_path, monkeypatch):
+    """It was written down first: whoever goes on with the directory pays for it."""
+    runner = looked_at(tmp_path / "state")
+    published(runner, 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(f"dpstream.privacy.spend.Spend.{broken}", lambda *_, **__: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            runner.announce_intrusion()
+    with looked_at(tmp_path / "state") as again:
+        published(again, 2)
+        assert again.ledger.peak("stream") == 2
+        with pytest.raises(BudgetExceeded):
+            again.announce_intrusion()
+
+
+def test_looks_within_steps_need_a_price():
+    """Without one, nothing can be announced; the number of looks belongs to the run."""
+    with pytest.raises(InvalidParameter, match="what each of them may cost"):
+        looked_at(intrusion=None)
+    with pytest.raises(InvalidParameter, match="looks between its steps cost nothing"):
+        looked_at(intrusion=None, intrusions=1).announce_intrusion()
+
+
+def test_another_number_of_looks_is_another_run(tmp_path):
+    """The book has room for as many as were named when it began."""
+    looked_at(tmp_path / "state").close()
+    with pytest.raises(StateError, match="other parameters"):
+        looked_at(tmp_path / "state", intrusions=3)

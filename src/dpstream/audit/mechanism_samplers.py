@@ -6,6 +6,7 @@ runs x outputs.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Protocol
@@ -16,7 +17,7 @@ import numpy.typing as npt
 from dpstream.audit.replay import Call, Recorder, drive, spend_on
 from dpstream.errors import InvalidParameter
 from dpstream.mechanisms.base import Mechanism
-from dpstream.mechanisms.pan_private import first_counts
+from dpstream.mechanisms.pan_private import cover_counts
 from dpstream.privacy.ledger.charges import Cover, Interval, Paid, Terms
 from dpstream.privacy.spend import Spend
 from dpstream.records import Integers, Reals
@@ -169,16 +170,19 @@ class RunsAsBins:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunsWithALook:
-    """A mechanism that counts under noise, and one look at the counts of a running step.
+class RunsWithLooks:
+    """A mechanism that counts under noise, and looks at the counts of running steps.
 
-    Rows 2t and 2t + 1 of the data are the events of step t before and after the moment of the look.
-    Returned with the values: which steps paid, and what was seen. `apart`: as `RunsAsBins`.
+    The data have two rows a step, the events before and after the moment of a look; with `twice`
+    three, the last of them after a second look, of which the first was announced. Returned with
+    the values: what was seen, and which steps paid. `apart`: as `RunsAsBins`.
     """
 
     mechanism: Mechanism
     intrusion: Fraction | None
-    step: int
+    steps: tuple[int, ...]
+    twice: bool = False
+    cover: Callable[..., Integers] = cover_counts
     apart: bool = False
 
     def __call__(self, data: Integers, runs: int, secret: bytes) -> Reals:
@@ -187,23 +191,31 @@ class RunsWithALook:
         if not self.apart:
             return np.array([self._run(data, spend) for _ in range(runs)])
         wide = self._run(np.tile(data, (1, runs)), spend)
-        steps = len(data) // 2
-        kept = wide[: bins * runs * (steps + 1)].reshape(steps + 1, runs, bins)
+        parts = len(data) // self._parts + len(self.steps) * (self._parts - 1)
+        kept = wide[: bins * runs * parts].reshape(parts, runs, bins)
         return kept.transpose(1, 0, 2).reshape(runs, -1)
 
+    @property
+    def _parts(self) -> int:
+        return 3 if self.twice else 2
+
     def _run(self, data: Integers, spend: PooledSpend) -> Reals:
-        state, seen, values, paid = self.mechanism.start(), data[0], [], []
-        for step, (before, after) in enumerate(zip(data[::2], data[1::2], strict=True)):
+        state, values, paid = self.mechanism.start(), [], []
+        seen: list[Integers] = []
+        for step, events in enumerate(data.reshape(-1, self._parts, data.shape[1])):
             spend.begin(step)
-            counts = first_counts(spend, data.shape[1], self.intrusion, None)
-            counts += before
-            if step == self.step:
-                seen = counts.copy()
-            counts += after
+            counts = cover_counts(spend, np.zeros(data.shape[1], np.int64), self.intrusion, None)
+            counts += events[0]
+            for number, later in enumerate(events[1:]):
+                if step in self.steps:
+                    if number:
+                        counts = self.cover(spend, counts, self.intrusion, None)
+                    seen.append(counts.copy())
+                counts += later
             state, releases = self.mechanism.step(state, counts, spend)
             values += [release.values for release in releases]
             paid += [float(release.paid) for release in releases]
-        return np.concatenate([*values, seen, paid])
+        return np.concatenate([*values, *seen, paid])
 
 
 def worst_choices_loss(mechanism: Mechanism, one: Integers, two: Integers) -> float:

@@ -38,7 +38,7 @@ from dpstream.audit.controls.published_mechanisms import (
 )
 from dpstream.audit.mechanism_samplers import (
     RunsAsBins,
-    RunsWithALook,
+    RunsWithLooks,
     Sampler,
     SequentialRuns,
     unlimited_spend,
@@ -84,6 +84,7 @@ EXTRA: dict[str, dict[str, Any]] = {
     "buc_order": {"bucket": 2},
     "sensitivity_truncation": {"options": (("threshold", 2),), "every": 2},
     "dpi": HARD_DPI,
+    "unbounded_counter": {"epochs": ((4, 0.3, 0.144502, 0.603162), (8, 0.3, 0.144502, 0.603162))},
 }
 """What a mechanism needs beside its family's parameters."""
 
@@ -396,12 +397,25 @@ def mechanism_targets() -> Catalogue:
         ),
         pan_private_absorption=target(
             "Budget absorption that counts under noise, one look in the middle.",
-            RunsWithALook(
-                mechanism=BudgetAbsorption(epsilon=2, window=3), intrusion=Fraction(2), step=1
+            RunsWithLooks(
+                mechanism=BudgetAbsorption(epsilon=2, window=3), intrusion=Fraction(2), steps=(1,)
             ),
             _JUMPS_LOOKED_AT,
             epsilon=4.0,
             runs=_SLOW,
+        ),
+        pan_private_announced=target(
+            "Counting under noise, looks at two held steps, the first announced.",
+            RunsWithLooks(
+                mechanism=Sample(epsilon=1, window=3),
+                intrusion=Fraction(1, 2),
+                steps=(1, 2),
+                apart=True,
+            ),
+            _TWO_LOOKS,
+            epsilon=2.0,
+            runs=_MANY,
+            simple=True,
         ),
     )
 
@@ -418,10 +432,22 @@ _JUMPS_LOOKED_AT = Pair(
 )
 
 
-def _looked_at(intrusion: Fraction | None) -> RunsWithALook:
+_TWO_LOOKS = Pair(
+    name="an event in each of 3 steps, in the held ones before the looks",
+    one=block([5], [0], [5], [0], [5], [0]),
+    two=block([6], [0], [6], [0], [6], [0]),
+)
+
+
+def _looked_at(intrusion: Fraction | None) -> RunsWithLooks:
     """Sample with epsilon = 1, whose held step is looked at."""
     mechanism = Sample(epsilon=1, window=2)
-    return RunsWithALook(mechanism=mechanism, intrusion=intrusion, step=1, apart=True)
+    return RunsWithLooks(mechanism=mechanism, intrusion=intrusion, steps=(1,), apart=True)
+
+
+def _not_covered(spend: Any, counts: Any, intrusion: Any, paid: Any) -> Any:
+    """An announced look after which counts go on as they were seen."""
+    return counts
 
 
 _ONE_MORE = Pair(name="one event", one=block([5]), two=block([6]))
@@ -507,6 +533,24 @@ def mechanism_controls() -> Catalogue:
             _looked_at(Fraction(1)),
             _LOOK,
             runs=_MANY,
+        ),
+        announced_without_new_noise=_control(
+            "Two looks at a running step, the first announced, and no new noise in between.",
+            RunsWithLooks(
+                mechanism=_UNIFORM,
+                intrusion=Fraction(1),
+                steps=(0,),
+                twice=True,
+                cover=_not_covered,
+                apart=True,
+            ),
+            Pair(
+                name="one event between the looks",
+                one=block([5], [0], [0]),
+                two=block([5], [1], [0]),
+            ),
+            epsilon=2.0,
+            runs=(2_000, 10_000),
         ),
         noise_ratchet=_control(
             "Counting under noise whose next key follows from the one in memory.",

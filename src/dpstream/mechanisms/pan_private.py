@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 from contextlib import ExitStack
 from fractions import Fraction
 from pathlib import Path
@@ -27,7 +28,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from dpstream.errors import InvalidInput, InvalidParameter, StateError
+from dpstream.errors import BudgetExceeded, InvalidInput, InvalidParameter, StateError
 from dpstream.mechanisms import REGISTRY, find, name_of
 from dpstream.mechanisms.base import HistogramMechanism, Mechanism, Spender, whole
 from dpstream.mechanisms.runner import PAN_PRIVATE, mechanism_of, write_snapshot
@@ -35,7 +36,7 @@ from dpstream.privacy.amounts import Amount, laplace_stddev, positive
 from dpstream.privacy.ledger.charges import Interval, Terms
 from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.sensitivity import histogram_change
-from dpstream.privacy.spend import Spend
+from dpstream.privacy.spend import Spend, positive_amount
 from dpstream.privacy.state import Secret, mint_run_id, pack, read_packed, unpack
 from dpstream.privacy.state.identity import canonical
 from dpstream.privacy.state.journal import this_process
@@ -56,28 +57,33 @@ from dpstream.records import Integers, Release
 _NOTHING = Secret(bytes(32))
 """Stands where a run's directory asks for a secret: nothing is drawn from it."""
 
+_NEVER_OPENED = -1
+"""What a ledger says of the end of a charge that it does not have."""
 
-def first_counts(
-    spend: Spender, bins: int, intrusion: Fraction | None, paid: Interval | None
+
+def cover_counts(
+    spend: Spender, counts: Integers, intrusion: Fraction | None, paid: Interval | None
 ) -> Integers:
-    """What a step's counts begin at: noise, or 0 where memory is protected between steps only."""
-    counts = np.zeros(bins, np.int64)
+    """Counts with noise of their own; as they are where memory is protected between steps only.
+
+    A step's counts begin so, and get another such noise when a look is announced.
+    """
     if intrusion is None:
         return counts
     return spend.laplace(
         counts,
         sensitivity=histogram_change(),
         epsilon=intrusion,
-        purpose="intrusion",
+        purpose="intrusion" if paid is None else paid.purpose,
         interval=paid,
     )
 
 
-def with_first_noise(release: Release, intrusion: Fraction | None) -> Release:
-    """A release whose deviation also has the noise that its counts began with."""
+def with_first_noise(release: Release, intrusion: Fraction | None, noises: int = 1) -> Release:
+    """A release whose deviation also has the noises that its counts held."""
     if intrusion is None or release.stddev is None:
         return release
-    first = laplace_stddev(histogram_change(), intrusion)
+    first = math.sqrt(noises) * laplace_stddev(histogram_change(), intrusion)
     return dataclasses.replace(release, stddev=np.hypot(release.stddev, first))
 
 
@@ -89,10 +95,13 @@ class PanPrivateRunner:
     takes events as they come, by bin; `end_step` publishes. `intrusion` is what one look at the
     memory and the files may cost at any moment between two calls: the book's epsilon is the
     mechanism's and `intrusion` together. Without it the counts of the running step are exact, and
-    only who looks between steps learns no more than the releases tell.
+    only who looks between steps learns no more than the releases tell. Who finds out that memory
+    was seen calls `announce_intrusion`, before it is seen again; a window of a run with
+    `intrusions` = k has room for k looks.
 
-    Guarantee: w-event (epsilon + `intrusion`)-DP, w = the mechanism's `window`, for all releases
-        and one look at memory and files, unannounced, at a time that does not depend on the data.
+    Guarantee: w-event (epsilon + k `intrusion`)-DP, w = the mechanism's `window`, k = `intrusions`,
+        for all releases and looks at memory and files, at times that do not depend on the data:
+        at most k of them in a window, each announced before the next one comes.
     Unit: one event per step, L1 change at most 1.
     Delay: none.
     Paper: after Kellaris, Papadopoulos, Xiao, Papadias, "Differentially Private Event Sequences
@@ -115,6 +124,7 @@ class PanPrivateRunner:
         *,
         bins: int,
         intrusion: Amount | None = None,
+        intrusions: int = 1,
         state: str | Path | None = None,
         ledger: GivenLedger = None,
         dataset: str = "stream",
@@ -128,6 +138,14 @@ class PanPrivateRunner:
         self.dataset, self.name, self._window = dataset, name, mechanism.window
         self._bins = whole(bins, "bins", at_least=1)
         self._intrusion = None if intrusion is None else Fraction(positive(intrusion, "intrusion"))
+        self._intrusions = whole(intrusions, "intrusions", at_least=1)
+        if self._intrusions > 1 and self._intrusion is None:
+            raise InvalidParameter(
+                f"intrusions={intrusions} looks need `intrusion`, what each of them may cost; "
+                "without it only looks between steps are safe, and these cost nothing"
+            )
+        self._announced: tuple[int, ...] = ()
+        self._first_noises = 1
         self._clock, self._analyst = clock, analyst
         self._state = mechanism.start()
         self._steps, self._held_before = 0, 0
@@ -157,14 +175,14 @@ class PanPrivateRunner:
             elif folder is not None:
                 self._attach(folder)
                 self._save()  # before anything is charged: a kill must not leave a charge of nobody
-            self._intruder = self._charge_intrusion()
+            self._intruder = self._charge_intrusions()
             self._begin_step()
             undo.pop_all()
 
     def terms(self) -> Terms:
-        """The mechanism's promise, and what one intrusion adds to it."""
+        """The mechanism's promise, and what the looks of a window add to it."""
         terms = self.mechanism.terms()
-        total = terms.total + (self._intrusion or 0)
+        total = terms.total + self._intrusions * (self._intrusion or 0)
         return dataclasses.replace(terms, total=total, clock=self._clock)
 
     def count(self, bins: npt.ArrayLike) -> None:
@@ -202,6 +220,32 @@ class PanPrivateRunner:
         assert self.last is not None
         self._begin_step()
         return self.last
+
+    def announce_intrusion(self) -> None:
+        """Say that memory was seen: counts get new noise, and `intrusion` is charged once more.
+
+        The charge is for every window that has a step from this one on; what was charged before
+        stays with windows that reach back to this step. Where a window would have more than
+        `intrusions` looks the run ends here: nothing more is counted.
+        """
+        self._refuse_closed()
+        if self._intrusion is None:
+            raise InvalidParameter(
+                "this run has no `intrusion`: looks between its steps cost nothing, however many, "
+                "and a look within a step has seen exact counts, which nothing can mend"
+            )
+        self._announced = (*self._announced, self._steps)
+        try:
+            if self.directory is not None:
+                self._save()  # a restart charges what a kill has left out
+            self._intruder = self._charge_intrusions()
+            seen = self._counts
+            self._counts = self._cover_counts(seen)
+            seen.fill(0)
+        except BaseException:
+            self.close()  # counts that were seen must not go on without new noise
+            raise
+        self._first_noises += 1
 
     def close(self) -> None:
         """Forget the running step, release the state directory and a ledger of its own."""
@@ -242,13 +286,18 @@ class PanPrivateRunner:
         spend.begin(self._steps, lambda _: mark.hex(), verified=logged)
         self._state, releases = self.mechanism.step(self._state, self._counts, spend)
         (release,) = releases
-        return with_first_noise(release, self._intrusion)
+        return with_first_noise(release, self._intrusion, self._first_noises)
 
     def _begin_step(self) -> None:
+        self._counts.fill(0)  # what is freed may stay in memory as it is
+        self._counts = self._cover_counts(np.zeros(self._bins, np.int64))
+        self._first_noises = 1
+
+    def _cover_counts(self, counts: Integers) -> Integers:
+        """Counts with noise that no look has seen yet."""
         spend = self._new_spend()
         spend.begin(self._steps, lambda _: "", verified=True)
-        self._counts.fill(0)  # what is freed may stay in memory as it is
-        self._counts = first_counts(spend, self._bins, self._intrusion, self._intruder)
+        return cover_counts(spend, counts, self._intrusion, self._intruder)
 
     def _new_key(self) -> bytes:
         """A key from the system's random source, for a few draws."""
@@ -263,16 +312,55 @@ class PanPrivateRunner:
             query=self.name,
         )
 
-    def _charge_intrusion(self) -> Interval | None:
-        """One charge to every window there will ever be; the same one after a restart."""
+    def _charge_intrusions(self) -> Interval | None:
+        """One charge from each announcement to the next, the first from step 0 on.
+
+        Each is charged to all windows that have one of its steps; only the newest may be missing.
+        """
         if self._intrusion is None:
             return None
+        newest = len(self._announced)
+        self._refuse_more_looks()
+        paid = self._interval(newest)
+        if self._end_of(paid) != _NEVER_OPENED:
+            return paid
         spend = self._new_spend()
-        spend.begin(0, lambda _: "", verified=True)
-        return spend.open_interval(self._intrusion, purpose="intrusion")
+        spend.begin(paid.start, lambda _: "", verified=True)
+        if newest:
+            spend.close_interval(self._interval(newest - 1))
+        return spend.open_interval(self._intrusion, purpose=paid.purpose)
+
+    def _refuse_more_looks(self) -> None:
+        """The mechanism's own charges of the window, made or to come, need the rest of the book."""
+        newest = self._announced[-1] if self._announced else 0
+        recent = [step for step in self._announced if step > newest - self._window]
+        if len(recent) >= self._intrusions:
+            raise BudgetExceeded(
+                f"a look was announced at step {newest}, and one more may come: "
+                f"{len(recent) + 1} looks in {self._window} steps, of which intrusions="
+                f"{self._intrusions} are paid for; this run is over: begin a new one, in another "
+                "book, with more `intrusions`"
+            )
+
+    def _interval(self, number: int) -> Interval:
+        """The charge for looks after the announcement of this number; 0 is the run's start."""
+        assert self._intrusion is not None
+        return Interval(
+            purpose=f"intrusion {number + 1}" if number else "intrusion",
+            start=self._announced[number - 1] if number else 0,
+            amount=positive_amount(self._intrusion, "intrusion"),
+            run=self.run_id.hex(),
+        )
+
+    def _end_of(self, paid: Interval) -> int | None:
+        """The last step that a charge covers; None while it is open."""
+        return self._ledger.interval_end(
+            self.dataset, self.run_id.hex(), self.name, paid.purpose, paid.start
+        )
 
     def _facts(self) -> tuple[Any, ...]:
-        return (PAN_PRIVATE, self.mechanism, self.dataset, self.name, self._bins, self._intrusion)
+        begun = (PAN_PRIVATE, self.mechanism, self.dataset, self.name, self._bins, self._intrusion)
+        return begun if self._intrusions == 1 else (*begun, self._intrusions)
 
     def _fingerprint(self) -> str:
         return hashlib.sha256(canonical(self._facts()).encode()).hexdigest()
@@ -294,12 +382,14 @@ class PanPrivateRunner:
                 "query": self.name,
                 "bins": self._bins,
                 "intrusion": self._intrusion,
+                "intrusions": self._intrusions,
             },
         )
 
     def _refuse_others(self, folder: Path, about: About) -> None:
         kept = (about[key] for key in ("dataset", "query", "bins", "intrusion"))
-        begun = (PAN_PRIVATE, mechanism_of(about), *kept)
+        several = about.get("intrusions", 1)
+        begun = (PAN_PRIVATE, mechanism_of(about), *kept, *((several,) if several > 1 else ()))
         if begun != self._facts():
             raise StateError(
                 f"{folder} was made for other parameters: {begun[1:]}; asked for "
@@ -323,6 +413,7 @@ class PanPrivateRunner:
         )
         self._state = unpack(kept["state"], kind="mechanism state")
         self._steps, self._held_before = kept["steps"], kept["held before"]
+        self._announced = tuple(kept.get("announced", ()))
         if kept["release"] is not None:
             self.last = Release(**kept["release"])
         newest = directory.log.last
@@ -349,6 +440,7 @@ class PanPrivateRunner:
                 "state": pack(self._state, kind="mechanism state"),
                 "steps": self._steps,
                 "held before": self._held_before,
+                "announced": list(self._announced),
                 "told": self._ledger.known(self.run_id.hex()).reached,
                 "release": None if self.last is None else dict(vars(self.last)),
                 "ledger head": self._ledger.head(),
