@@ -19,6 +19,7 @@ from dpstream.engines.query_run import EngineOptions
 from dpstream.engines.spark import SparkEngine
 from dpstream.errors import BudgetExceeded, InvalidInput, InvalidParameter, StateError
 from dpstream.privacy.state import Secret
+from dpstream.privacy.state.inspection import describe
 from tests.engines.test_dead_letters import (
     CSV,
     REASONS,
@@ -125,6 +126,7 @@ def test_bounds_are_chosen_alike_after_a_break(engine, tmp_path, done, asked):
     assert bounds["max_groups_contributed"] != asked.first_choice
     clamps = bounds.get("contribution_bounds_per_row", {"time": [0.0, 60.0]})
     assert clamps["time"] != [0.0, 10.0]
+    assert describe(tmp_path / "broken" / "state")["bounds"] == bounds
     assert bounds["since"] in ("1970-01-01T04:00:00+00:00", "1970-01-01T06:00:00+00:00")
 
 

@@ -87,7 +87,8 @@ SOURCES = {
     ),
     "kafka": Connector(
         "kafka://127.0.0.1:9092/clicks?format=json",
-        "a Kafka topic: JSON, CSV or Arrow messages; with registry= Avro, JSON Schema, Protobuf",
+        "a Kafka topic: JSON, CSV or Arrow messages; changes by Debezium (format=debezium-json); "
+        "with registry= Avro, JSON Schema, Protobuf",
         "kafka",
         "exactly once: by the topic's id, partition and offset",
     ),
@@ -99,9 +100,9 @@ SOURCES = {
     ),
     "postgres": Connector(
         "postgres://user@127.0.0.1:5432/database?table=clicks&key=id",
-        "a table of PostgreSQL that grows, by its key",
+        "a table of PostgreSQL that grows, by its key; with slot= its changes",
         "postgres",
-        "exactly once: by a key that grows, behind transactions that are open",
+        "exactly once: by a key that grows, behind open transactions, or by a place in the log",
     ),
     "delta": Connector(
         "delta:clicks/",

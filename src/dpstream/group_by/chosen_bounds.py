@@ -337,6 +337,13 @@ class ChosenBounds:
         start = max(query.periods.at(since), query.start or 0)
         return {**told_bounds(query, bounds), "since": iso(start)}
 
+    def newest(self, query: Query) -> dict[str, Any] | None:
+        """Which bounds the newest period has, and since when; None: none has begun."""
+        if self.since is None or query.periods is None:
+            return None
+        start = max(query.periods.at(self.since), query.start or 0)
+        return {**told_bounds(query, self.current), "since": iso(start)}
+
     def save(self) -> dict[str, Any]:
         """All of it, for `restore`."""
         return {

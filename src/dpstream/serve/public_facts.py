@@ -366,6 +366,8 @@ def _expected(
         return _expected_of_series(query, given)
     if "max_groups_contributed" in given:
         given["choose_groups"] = False
+    if "max_rows_per_group" in given:
+        given["choose_rows"] = False
     product = query.max_groups_contributed * query.max_rows_per_group
     if given and query.max_rows_contributed == product:
         given["max_rows_contributed"] = None  # nobody chose it: it follows from the other two
