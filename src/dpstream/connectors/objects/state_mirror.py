@@ -153,6 +153,10 @@ class StateMirror:
 
     def _content(self, part: Part, name: str) -> bytes:
         found = self._retry.insist(lambda: self._bucket.get(part.key))
+        if found is None:
+            head = self._retry.insist(lambda: self._bucket.get(f"{self._prefix}head"))
+            if head is not None and head.version != self._version:
+                raise self._overtaken()
         if found is None or _digest(found.data) != part.sha256:
             what = "is missing" if found is None else "is not what was put there"
             raise StateError(
