@@ -438,6 +438,7 @@ _JAVA = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx256m", "-Xms64m")
 _CONNECT = Path(".cache/debezium")
 _LOG = ("-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",)
 _CLASSES = "classes.jsa"  # loaded classes, kept beside the jars by keep_classes
+_SCRAM = "SCRAM-SHA-512"
 _CLUSTER = "ZHBzdHJlYW0tdGVzdHMtMA"  # any 16 bytes
 _SETTINGS = {
     "process.roles": "broker,controller",
@@ -512,7 +513,8 @@ class KafkaServer(Server):
         path = self.folder / "server.properties"
         path.write_text("\n".join([*lines, ""]))
         path.chmod(0o600)
-        words = self._java("kafka.tools.StorageTool", "format", "-t", _CLUSTER, "-c")
+        users = [] if self._password is None else ["--add-scram", self._scram_user(self._password)]
+        words = self._java("kafka.tools.StorageTool", "format", "-t", _CLUSTER, *users, "-c")
         done = subprocess.run(words, capture_output=True, text=True)
         if done.returncode:
             raise StateError(f"Kafka's storage cannot be formatted: {done.stderr[-2000:]}")
@@ -531,20 +533,26 @@ class KafkaServer(Server):
         """The password alone."""
         return self.folder / "password"
 
+    def _scram_user(self, password: str) -> str:
+        """A user that the broker knows from its first start on, without the password itself."""
+        return f"{_SCRAM}=[name=dpstream,password={password}]"
+
     def _secured(self, password: str) -> dict[str, str]:
         """The properties of the second listener."""
         key, certificate = _self_signed()
         self.certificate.write_text(certificate)
         self.password_file.write_text(f"{password}\n")
         self.password_file.chmod(0o600)
-        login = "org.apache.kafka.common.security.plain.PlainLoginModule"
+        modules = "org.apache.kafka.common.security"
+        plain, scram = f"{modules}.plain.PlainLoginModule", f"{modules}.scram.ScramLoginModule"
         protocols = "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,SECURE:SASL_SSL"
         own = {
             "ssl.keystore.type": "PEM",
             "ssl.keystore.key": key.replace("\n", "\\n"),
             "ssl.keystore.certificate.chain": certificate.replace("\n", "\\n"),
-            "sasl.enabled.mechanisms": "PLAIN",
-            "plain.sasl.jaas.config": f'{login} required user_dpstream="{password}";',
+            "sasl.enabled.mechanisms": f"PLAIN,{_SCRAM}",
+            "plain.sasl.jaas.config": f'{plain} required user_dpstream="{password}";',
+            f"{_SCRAM.lower()}.sasl.jaas.config": f"{scram} required;",
         }
         named = {f"listener.name.secure.{name}": value for name, value in own.items()}
         return {"listener.security.protocol.map": protocols, **named}

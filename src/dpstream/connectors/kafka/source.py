@@ -156,8 +156,9 @@ class KafkaSource:
         match position:
             case [str(topic), int(first), int(following), *places] if (
                 0 <= first <= following
-                and [len(place) for place in places] in ([], [3])
                 and (not places or isinstance(self._decoder, DebeziumDecoder))
+                and all(isinstance(place, list) and len(place) == 3 for place in places)
+                and len(places) <= 1
             ):
                 pass
             case _:
