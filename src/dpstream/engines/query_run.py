@@ -223,6 +223,8 @@ class Run(ABC):
                     told = {name: facts.get(name) for name in _LOGGED} | {"rows": table.num_rows}
                     _LOG.info("released", extra={"facts": told})
                 yield table
+        for words in self.operator.losses():
+            warnings.warn(f"{self.query.name}: {words}", UnexpectedResult, stacklevel=2)
 
     def __iter__(self) -> Iterator[pa.Table]:
         """The releases. There is one iterator: a second one would be a second noisy copy."""
