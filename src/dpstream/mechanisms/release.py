@@ -73,7 +73,12 @@ class Series:
         )
 
     def columns(self) -> dict[str, Any]:
-        """step, time (where given), each bin with its `<bin>_stddev`, paid, held."""
+        """step, time (where given), each bin with its `<bin>_stddev`, paid, held.
+
+        >>> from dpstream.mechanisms import Uniform
+        >>> [*release(Uniform(epsilon=1, window=2), [[5], [6]]).columns()]
+        ['step', 'value', 'value_stddev', 'paid', 'held']
+        """
         table: dict[str, Any] = {"step": np.arange(len(self.paid))}
         if self.times is not None:
             table["time"] = _times(self.times, len(self.paid))
@@ -83,11 +88,21 @@ class Series:
         return table | {"paid": self.paid, "held": self.held}
 
     def to_pandas(self) -> Any:
-        """A pandas DataFrame of `columns()`."""
+        """A pandas DataFrame of `columns()`.
+
+        >>> from dpstream.mechanisms import Uniform
+        >>> release(Uniform(epsilon=1, window=2), [[5], [6]]).to_pandas().shape
+        (2, 5)
+        """
         return optional("pandas", extra="frames").DataFrame(self.columns())
 
     def to_polars(self) -> Any:
-        """A Polars DataFrame of `columns()`."""
+        """A Polars DataFrame of `columns()`.
+
+        >>> from dpstream.mechanisms import Uniform
+        >>> release(Uniform(epsilon=1, window=2), [[5], [6]]).to_polars().height
+        2
+        """
         return optional("polars", extra="frames").DataFrame(self.columns())
 
     @property
@@ -100,7 +115,13 @@ class Series:
         return self.table.__arrow_c_stream__(requested_schema)
 
     def plot(self, path: str | Path | None = None, *, column: str | int = 0) -> Any:
-        """A chart of one column, ± two standard deviations; saved if `path` is given."""
+        """A chart of one column, ± two standard deviations; saved if `path` is given.
+
+        >>> from tempfile import mkdtemp
+        >>> from dpstream.mechanisms import Uniform
+        >>> place = mkdtemp() + "/visits.png"
+        >>> _ = release(Uniform(epsilon=1, window=2), [[5], [6]]).plot(place)
+        """
         if isinstance(column, str) and column not in self.names:
             known = ", ".join(self.names)
             raise InvalidParameter(f"there is no column {column!r} to draw; there are {known}")
