@@ -37,7 +37,7 @@ from dpstream.connectors.registry import open_sink, open_source
 from dpstream.connectors.server_base import ServerOptions
 from dpstream.privacy.ledger.charges import Cells, Charge, Terms
 from dpstream.privacy.ledger.ledger import Ledger
-from tests.support.servers import KafkaServer, NatsServer, PostgresServer
+from tests.support.servers import KafkaServer, NatsServer, ObjectServer, PostgresServer
 
 _SEED: Final = 13
 _BASE: Final = {"source": "JSON lines", "sink": "Parquet", "ledger": "one writer"}
@@ -328,6 +328,43 @@ class DeltaLake(System):
         return {"one commit each": f"delta:{self._folder}"}
 
 
+class ObjectStore(System):
+    """A bucket of an S3 gateway over a folder, without keys of its own in addresses."""
+
+    name, package = "object store", "obstore"
+
+    def absent(self) -> str | None:
+        """The package, or the server."""
+        return super().absent() or ObjectServer.absent()
+
+    def start(self, folder: Path) -> None:
+        """Start it, with its key where clients look."""
+        self._server = ObjectServer(folder, password=_PASSWORD)
+        self._server.start()
+        self._before = {name: os.environ.get(name) for name in self._server.environment}
+        os.environ.update(self._server.environment)
+        self._bucket = self._server.bucket("bench")
+
+    def fill(self, rows: pa.Table) -> dict[str, Any]:
+        """One object of each format."""
+        (self._bucket / "rows.jsonl").write_bytes(jsonl(rows))
+        pq.write_table(rows, self._bucket / "rows.parquet")
+        words = {"jsonl": "JSON lines", "parquet": "Parquet"}
+        return {word: f"s3://bench/rows.{suffix}" for suffix, word in words.items()}
+
+    def sinks(self) -> dict[str, Any]:
+        """A prefix."""
+        return {"one object each": "s3://bench/out/"}
+
+    def stop(self) -> None:
+        """End it."""
+        self._server.stop()
+        for name, value in self._before.items():
+            os.environ.pop(name)
+            if value is not None:
+                os.environ[name] = value
+
+
 class Postgres(System):
     """A server that has a commit on its disk before it answers."""
 
@@ -491,7 +528,14 @@ def _stream(table: pa.Table) -> bytes:
     return content
 
 
-SYSTEMS: Final[tuple[type[System], ...]] = (FilesOnDisk, DeltaLake, Postgres, Nats, Kafka)
+SYSTEMS: Final[tuple[type[System], ...]] = (
+    FilesOnDisk,
+    DeltaLake,
+    ObjectStore,
+    Postgres,
+    Nats,
+    Kafka,
+)
 
 
 STORM: Final = "Kafka to PostgreSQL"

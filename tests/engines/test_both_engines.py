@@ -19,6 +19,7 @@ from dpstream.engines.query_run import EngineOptions
 from dpstream.engines.spark import SparkEngine
 from dpstream.errors import BudgetExceeded, InvalidInput, InvalidParameter, StateError
 from dpstream.privacy.state import Secret
+from dpstream.privacy.state.inspection import describe
 from tests.engines.test_dead_letters import (
     CSV,
     REASONS,
@@ -33,6 +34,7 @@ from tests.support.live_runs import ScriptedClock, arrivals, start_live, whole_l
 from tests.support.long import is_long
 from tests.support.runs import (
     CHOOSING,
+    CHOOSING_ALL,
     LOOKING_BACK,
     PER_UNIT,
     break_off,
@@ -107,21 +109,24 @@ def test_earlier_windows_are_known_after_a_break(engine, tmp_path):
     assert last["change"].null_count < len(last)
 
 
-@pytest.mark.parametrize("done", [4, 11])
-def test_bounds_are_chosen_alike_after_a_break(engine, tmp_path, done):
+@pytest.mark.parametrize(("done", "asked"), [(4, CHOOSING), (11, CHOOSING), (11, CHOOSING_ALL)])
+def test_bounds_are_chosen_alike_after_a_break(engine, tmp_path, done, asked):
     """Before the first choice and after it, rows dated ahead of their periods wait; the tables say
     which bound they have."""
     rows = table(1500)
     early = np.maximum(np.array(rows["came"]) - 2 * 3600, 0)
     rows = rows.set_column(3, "came", pa.array(early))
-    unbroken = whole(tmp_path / "whole", CHOOSING, rows=rows)
+    unbroken = whole(tmp_path / "whole", asked, rows=rows)
     write(tmp_path / "broken", rows)
-    break_off(tmp_path / "broken", done, CHOOSING, engine=engine)
-    last = list(start(tmp_path / "broken", CHOOSING, engine=engine))[-1]
+    break_off(tmp_path / "broken", done, asked, engine=engine)
+    last = list(start(tmp_path / "broken", asked, engine=engine))[-1]
     bounds = json.loads(last.schema.metadata[b"dpstream"])["bounds"]
 
     assert published(tmp_path / "broken") == unbroken
-    assert bounds["max_groups_contributed"] != CHOOSING.first_choice
+    assert bounds["max_groups_contributed"] != asked.first_choice
+    clamps = bounds.get("contribution_bounds_per_row", {"time": [0.0, 60.0]})
+    assert clamps["time"] != [0.0, 10.0]
+    assert describe(tmp_path / "broken" / "state")["bounds"] == bounds
     assert bounds["since"] in ("1970-01-01T04:00:00+00:00", "1970-01-01T06:00:00+00:00")
 
 
@@ -222,6 +227,7 @@ VARIANTS = {
     ),
     "looking back": LOOKING_BACK,
     "chosen bounds": CHOOSING,
+    "chosen rows and clamps": CHOOSING_ALL,
     "noise that groups share": query(
         public_groups=[f"/{n}" for n in range(1, 5)],
         max_groups_contributed=4,

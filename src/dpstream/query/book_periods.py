@@ -89,7 +89,7 @@ def book_share(query: Query, book: Terms) -> BookShare:
     if query.period_in_words == book.period:
         return BookShare(periods=_with_own(query.paid_periods, 1, periods_in_a_window(query)))
     for name, wrong in {
-        "bounds that are chosen": query.choices,
+        "bounds that are chosen": query.chooses,
         "noise that groups share": query.correlated_noise,
     }.items():
         if wrong:

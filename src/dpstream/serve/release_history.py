@@ -86,6 +86,7 @@ class History:
             "sort": figure,
             "order": given["order"],
             "kept_share": _kept_share(segment, newest),
+            "bounds": segment.bounds,
             "confidence": CONFIDENCE,
             "deviations": order_threshold(max(len(following) - 1, 1)),
             "rows": rows,

@@ -15,7 +15,7 @@ from typing import Any
 from sqlglot import exp
 
 from dpstream.errors import InvalidParameter
-from dpstream.query.query import AUTO
+from dpstream.query.period_bounds import AUTO
 from dpstream.query.windows import duration
 from dpstream.sql_compiler.expressions import literal_value, suggestion
 from dpstream.sql_compiler.statement import Draft, KeysOf, canonical
@@ -57,9 +57,14 @@ def flag_or_integer(node: exp.Expr) -> bool | int:
     return value
 
 
+def is_word_auto(node: exp.Expr | None) -> bool:
+    """Is it the word AUTO, without quotes?"""
+    return isinstance(node, exp.Column | exp.Var) and node.name.upper() == "AUTO"
+
+
 def integer_or_auto(node: exp.Expr) -> int | str:
     """A whole number, or AUTO: it is chosen."""
-    if isinstance(node, exp.Column | exp.Var) and node.name.upper() == "AUTO":
+    if is_word_auto(node):
         return AUTO
     value: int = integer(node)
     return value
@@ -249,7 +254,7 @@ OPTIONS = {
     "privacy_unit_column": Option(column),
     "privacy_unit_period": Option(period),
     "max_groups_contributed": Option(integer_or_auto),
-    "max_rows_per_group": Option(integer),
+    "max_rows_per_group": Option(integer_or_auto),
     "max_rows_contributed": Option(integer),
     "max_values_per_group": Option(integer),
     "column_types": Option(types, named),

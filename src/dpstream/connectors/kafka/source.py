@@ -1,9 +1,10 @@
 """A Kafka topic as a source: each of its partitions is one, read by offset.
 
 A position is [topic id, first offset, next offset]: where the partition was begun and where it goes
-on. The broker keeps none: partitions are assigned, no group is joined, nothing is committed. So a
-replay reads what was read, whatever other consumers do, and finds out if it cannot: offsets that
-retention has removed, a topic that was deleted and made again, messages that compaction took away.
+on; of changes (`debezium-json`) also the place in the database's log. The broker keeps none:
+partitions are assigned, no group is joined, nothing is committed. So a replay reads what was read,
+whatever other consumers do, and finds out if it cannot: offsets that retention has removed, a topic
+that was deleted and made again, messages that compaction took away.
 
 Offsets may have gaps (transactions, compaction), so a position always follows a message.
 """
@@ -19,6 +20,7 @@ from itertools import accumulate, islice
 import pyarrow as pa
 from confluent_kafka import Message
 
+from dpstream.connectors.changes import UnwantedChange, refusal
 from dpstream.connectors.kafka.client import (
     MESSAGES,
     PartitionBuffer,
@@ -26,6 +28,7 @@ from dpstream.connectors.kafka.client import (
     another_topic,
     client_settings,
 )
+from dpstream.connectors.kafka.debezium import DebeziumDecoder
 from dpstream.connectors.kafka.registry import message_decoder
 from dpstream.connectors.server_base import ServerOptions
 from dpstream.errors import InvalidInput, InvalidParameter, RowsLost
@@ -104,9 +107,10 @@ class KafkaSource:
             if at > end:
                 raise InvalidInput(f"{partition} cannot be read from offset {at} back to {end}")
             return self._batch(partition, [], until, columns, done=True)
+        log = [] if position is None else position[3:]
         last = self._ends.get(number, self._ends.get(None))
         if end is None and last is not None and at >= last:
-            return self._batch(partition, [], [self._topic.id, first, at], columns, done=True)
+            return self._batch(partition, [], [self._topic.id, first, at, *log], columns, done=True)
         buffer = self._topic.fetch(number, at, patiently=end is not None or self.bounded)
         messages = _take(buffer, last if end is None else end)
         self._refuse_lost(partition, buffer, end)
@@ -117,7 +121,8 @@ class KafkaSource:
             done = buffer.at >= last or (_next_offset(buffer) or 0) >= last
         else:
             done = not buffer.messages and (buffer.end is not None or self._retry.failing)
-        return self._batch(partition, messages, [self._topic.id, first, buffer.at], columns, done)
+        stand = [self._topic.id, first, buffer.at, *log]
+        return self._batch(partition, messages, stand, columns, done)
 
     def close(self) -> None:
         """Leave the broker."""
@@ -149,7 +154,12 @@ class KafkaSource:
         """The first and the next offset of a position, which must be one of this topic."""
         self._begun_with = set()  # the run goes on: a partition without position was added since
         match position:
-            case [str(topic), int(first), int(following)] if 0 <= first <= following:
+            case [str(topic), int(first), int(following), *places] if (
+                0 <= first <= following
+                and (not places or isinstance(self._decoder, DebeziumDecoder))
+                and all(isinstance(place, list) and len(place) == 3 for place in places)
+                and len(places) <= 1
+            ):
                 pass
             case _:
                 raise InvalidInput(
@@ -196,7 +206,18 @@ class KafkaSource:
         added = {name: kind for kind, name in self._extra.items() if name is not None}
         inside = None if columns is None else [name for name in columns if name not in added]
         payloads = [message.value() for message in messages]
-        decoded = self._decoder.decode(payloads, inside)
+        if isinstance(self._decoder, DebeziumDecoder):
+            place = next(iter(position[3:]), None) if messages else None
+            try:
+                changes = self._decoder.changes(payloads, place, inside)
+            except UnwantedChange as problem:
+                where = f"offset {messages[problem.at].offset()} of {partition} in {self._where}"
+                raise refusal(where, problem.operation) from None
+            decoded = changes.decoded
+            if changes.place is not None:
+                position = [*position[:3], changes.place]
+        else:
+            decoded = self._decoder.decode(payloads, inside)
         arrays = {name: decoded.table[name] for name in decoded.table.column_names}
         for name, kind in added.items():
             if columns is not None and name not in columns:
