@@ -198,6 +198,7 @@ def test_the_name_of_the_spark_engine_needs_no_spark():
 
 # Methods that engines, mechanisms, connectors and commands call, and people do not.
 HOOKS = {
+    *("clamped_at", "clamp_of", "with_bounds"),
     *("names_of_keys", "written", "facts", "fingerprint", "attach", "check", "together", "of"),
     *(
         "answer",

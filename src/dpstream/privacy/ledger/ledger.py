@@ -441,8 +441,8 @@ class Ledger:
         >>> from tempfile import mkdtemp
         >>> book = Ledger(Path(mkdtemp()) / "book")
         >>> book.open("clicks", promise(epsilon=2, delta=1e-6))
-        >>> [record["dataset"] for record in book.history()]
-        ['clicks']
+        >>> len([*book.history()])
+        1
         >>> book.close()
         """
         with self._locked():
