@@ -335,6 +335,29 @@ def test_a_run_that_takes_over_or_begins_later_says_so(tmp_path):
         dps.run(later, **how, state=tmp_path / "two", take_over=True, anyway=True)
 
 
+@pytest.mark.parametrize("every", ["D", "h"])
+@pytest.mark.parametrize("kind", ["series", "polars", "arrow", "records"])
+def test_times_of_a_zone_are_steps_through_a_change_of_the_clock(kind, every):
+    """Days as the clock shows them, hours as they pass; the times come back with their zone."""
+    import pandas as pd
+
+    times = pd.date_range("2026-03-27", periods=80, freq=every, tz="Europe/Madrid")
+    visits = pd.Series(range(80), index=times, name="visits")
+    frame = visits.rename_axis("at").reset_index()
+    data = {
+        "series": visits,
+        "polars": pl.from_pandas(frame),
+        "arrow": pa.Table.from_pandas(frame, preserve_index=False),
+        "records": frame.to_dict("records"),
+    }[kind]
+    found = dps.release(Uniform(epsilon=1, window=2), data)
+
+    assert len(found) == 80
+    assert list(pd.to_datetime(found.to_pandas()["time"])) == list(times)
+    with pytest.raises(dps.errors.InvalidInput, match="evenly spaced"):
+        dps.release(Uniform(epsilon=1, window=2), visits.drop(visits.index[40]))
+
+
 def test_a_series_of_pandas_keeps_its_name_and_times():
     """As a frame with that column does; what is printed of the result is a line."""
     import pandas as pd
