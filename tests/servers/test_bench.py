@@ -47,6 +47,7 @@ def test_every_source_and_sink_has_a_row(monkeypatch):
         ("PostgreSQL", "sink"), ("NATS", "source"), ("NATS", "sink"),
         ("files", "ledger"), ("object store", "ledger"), ("PostgreSQL", "ledger"),
     }  # fmt: skip
+    assert {"a table", "its changes"} <= {row["how"] for row in found.rows if "how" in row}
     for row in (row for row in found.rows if "role" in row):
         assert row["records_per_second"] > 0
         assert (row["releases_per_second"] is None) == (row["role"] != "sink")
