@@ -18,6 +18,7 @@ from scipy.cluster.vq import kmeans2
 
 from benchmarks.dpi_findings import (
     BOUNDED,
+    COUNTED,
     WIDE,
     loss_rows,
     parameter_rows,
@@ -219,8 +220,9 @@ def application_rows(stream: Stream, *, runs: int, pool_size: int) -> list[Row]:
     """Figures 5 and 6 of the paper: what is done with releases, beside the same done with the data.
 
     `sudden`: of the slots that stand out from the 24 before them, a 20th, how many are found;
-    `isolated`, `isolated_slots`: of the tenth of the bins, by their mean shares in the tenths of the
-    stream, and the 20th of the slots, by all shares, that an isolation forest finds in the data;
+    `isolated`, `isolated_slots`: of the tenth of the bins (by their mean shares in the tenths of
+    the stream) and the 20th of the slots (by all shares) that an isolation forest finds in the
+    data;
     `ranked`: of the tenth of the bins that rank first in the last slot by the first five singular
     vectors of all slots; `clustered`: how often two bins are together, or apart, in three clusters
     (k-means) of the bins' courses, in both or in none.
@@ -230,6 +232,7 @@ def application_rows(stream: Stream, *, runs: int, pool_size: int) -> list[Row]:
     truth = distributions(stream.block)
     wanted = _applied(truth)
     forms: dict[str, Any] = {name: FORMS[name] for name in ("Algorithm 3", "default")}
+    forms[COUNTED] = BOUNDED | {"publish": "histogram"}
     rows = []
     for name, parameters in forms.items():
         scaled = _parameters(parameters, truth.shape[1])
@@ -238,7 +241,7 @@ def application_rows(stream: Stream, *, runs: int, pool_size: int) -> list[Row]:
         for run in range(runs):
             noise = fixed_noise(f"dpi applied {stream.name} {name}", run)
             values = release(mechanism, stream.block, **noise).values
-            values = without_dummies(values, scaled.get("dummy_rows", 0))
+            values = without_dummies(values, 0 if name == COUNTED else scaled["dummy_rows"])
             found.append([float(np.mean(a[b])) for a, b in _compared(_applied(values), wanted)])
         means = dict(zip(APPLIED, np.median(found, axis=0).tolist(), strict=True))
         about = {"part": "applied", "stream": stream.name, "epsilon": TIME_EPSILON, "form": name}
@@ -251,7 +254,7 @@ _RECENT, _RANK, _CLUSTERS = 24, 5, 3
 
 
 def _applied(pdfs: Reals) -> list[Any]:
-    """Marks of outlying slots and bins, of bins that rank first, of pairs of bins in one cluster."""
+    """Marks of outlying slots and bins, of first bins, and of pairs of bins in one cluster."""
     slots, bins = pdfs.shape
     sums = np.vstack([np.zeros(bins), np.cumsum(pdfs, axis=0)])
     first = np.maximum(np.arange(slots) - _RECENT, 0)
