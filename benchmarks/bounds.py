@@ -31,23 +31,20 @@ import pyarrow.csv as pa_csv
 from benchmarks.generated_logs import CUSTOMERS, SESSIONS, customer_orders, web_sessions
 from benchmarks.harness import Findings, Progress, Row, target
 from benchmarks.streams import VARIABLE
-from dpstream.audit.query_samplers import run_plan
+from dpstream.audit.bounds_targets import ask_both
 from dpstream.bounds_proposal import propose
 from dpstream.bounds_proposal.histograms import (
     COUNTS,
     UnitFacts,
     collect_unit_facts,
     fact_names,
-    fact_rows,
-    histograms_of,
 )
-from dpstream.bounds_proposal.lost_rows import Measurement, lost_table, measured_sum
+from dpstream.bounds_proposal.lost_rows import Measurement, measured_sum
 from dpstream.connectors.registry import open_source
 from dpstream.evaluate.trials import fixed_noise
 from dpstream.privacy.accounting.curves import gdp_mu
 from dpstream.privacy.state import Secret
 from dpstream.query.aggregates import Count
-from dpstream.query.noise_plan import plan_query
 from dpstream.query.query import Query
 from dpstream.query.windows import Tumble
 from dpstream.records import Integers
@@ -152,23 +149,15 @@ def of_log(asked: Asked, *, runs: int, said: Callable[[int], None]) -> Row:
         progress=lambda *_: None,
     )
     paid = Measurement.of(reading, names, epsilon=EPSILON, delta=DELTA, about=asked.name)
-    plan, rows = plan_query(paid.asked), fact_rows(facts, paid.asked, names)
     of_one = 1 / gdp_mu(epsilon=EPSILON, delta=DELTA)
     lost_by, total = left_out(asked), asked.table.num_rows
     off, truths, floors, bounds = [], [], [], []
     for run in range(runs):
         said(run)
         noise = fixed_noise(f"bounds of {asked.name}", run)
-        [(_, published)] = run_plan(plan, rows, secret=noise["secret"], run=noise["run_id"])
-        found = histograms_of(published.table, names)
-        about = propose.asked_about(found, paid, propose.from_histograms(query, found))
-        [(_, summed)] = run_plan(
-            plan_query(paid.sum_query(about)),
-            lost_table(facts, paid.asked, about),
-            secret=noise["secret"],
-            run=fixed_noise(asked.name, run)["run_id"],
-        )
-        measured = measured_sum(summed.table, about)
+        choose = partial(propose.from_histograms, query)
+        found, about, summed = ask_both(paid, facts, choose, secret=noise["secret"])
+        measured = measured_sum(summed, about)
         proposal = propose.from_histograms(query, found, lost=measured)
         lost = lost_by(proposal["max_groups_contributed"], proposal["max_rows_per_group"])
         truths.append(float(lost.sum()) / total)

@@ -37,7 +37,7 @@ from dpstream.connectors.registry import open_sink, open_source
 from dpstream.connectors.server_base import ServerOptions
 from dpstream.privacy.ledger.charges import Cells, Charge, Terms
 from dpstream.privacy.ledger.ledger import Ledger
-from tests.support.servers import KafkaServer, NatsServer, PostgresServer
+from tests.support.servers import KafkaServer, NatsServer, ObjectServer, PostgresServer
 
 _SEED: Final = 13
 _BASE: Final = {"source": "JSON lines", "sink": "Parquet", "ledger": "one writer"}
@@ -143,8 +143,9 @@ def _rows(system: System, folder: Path, plan: Plan) -> Iterator[Row]:
     system.start(folder / "data" if system.package else folder)
     try:
         for word, source in system.fill(clicks(plan.rows)).items():
-            seconds = [_read(source, plan.rows) for _ in range(plan.times + 1)]
-            yield _row(system, "source", word, plan.rows, median(seconds[1:]), 0)
+            taken = [_read(source, plan.rows) for _ in range(plan.times + 1)][1:]
+            row = _row(system, "source", word, plan.rows, median(took for took, _ in taken), 0)
+            yield row | {"cpu_us_each": min(cpu for _, cpu in taken) / plan.rows * 1e6}
         for word, sink in system.sinks().items():
             total = plan.releases * plan.release_rows
             yield _row(system, "sink", word, total, _written(sink, plan), plan.releases)
@@ -165,12 +166,12 @@ def _row(system: System, role: str, word: str, rows: int, seconds: float, releas
     }
 
 
-def _read(spec: Any, rows: int) -> float:
-    """Seconds from the first read to the last row."""
+def _read(spec: Any, rows: int) -> tuple[float, float]:
+    """Seconds from the first read to the last row, and processor seconds of this process."""
     source = open_source(spec)
     try:
         partitions, positions, count = source.partitions(), dict[str, Any](), 0
-        began = time.perf_counter()
+        began, used = time.perf_counter(), time.process_time()
         while count < rows:
             for name in partitions:
                 batch = source.read(name, positions.get(name), columns=["user", "page", "at"])
@@ -178,7 +179,7 @@ def _read(spec: Any, rows: int) -> float:
                 count += batch.table.num_rows
             if time.perf_counter() - began > _DEADLINE:
                 raise TimeoutError(f"{spec} gave {count} of {rows} rows in {_DEADLINE} s")
-        return time.perf_counter() - began
+        return time.perf_counter() - began, time.process_time() - used
     finally:
         source.close()
 
@@ -328,6 +329,43 @@ class DeltaLake(System):
         return {"one commit each": f"delta:{self._folder}"}
 
 
+class ObjectStore(System):
+    """A bucket of an S3 gateway over a folder, without keys of its own in addresses."""
+
+    name, package = "object store", "obstore"
+
+    def absent(self) -> str | None:
+        """The package, or the server."""
+        return super().absent() or ObjectServer.absent()
+
+    def start(self, folder: Path) -> None:
+        """Start it, with its key where clients look."""
+        self._server = ObjectServer(folder, password=_PASSWORD)
+        self._server.start()
+        self._before = {name: os.environ.get(name) for name in self._server.environment}
+        os.environ.update(self._server.environment)
+        self._bucket = self._server.bucket("bench")
+
+    def fill(self, rows: pa.Table) -> dict[str, Any]:
+        """One object of each format."""
+        (self._bucket / "rows.jsonl").write_bytes(jsonl(rows))
+        pq.write_table(rows, self._bucket / "rows.parquet")
+        words = {"jsonl": "JSON lines", "parquet": "Parquet"}
+        return {word: f"s3://bench/rows.{suffix}" for suffix, word in words.items()}
+
+    def sinks(self) -> dict[str, Any]:
+        """A prefix."""
+        return {"one object each": "s3://bench/out/"}
+
+    def stop(self) -> None:
+        """End it."""
+        self._server.stop()
+        for name, value in self._before.items():
+            os.environ.pop(name)
+            if value is not None:
+                os.environ[name] = value
+
+
 class Postgres(System):
     """A server that has a commit on its disk before it answers."""
 
@@ -393,11 +431,11 @@ class Nats(System):
         self._server.start()
 
     def fill(self, rows: pa.Table) -> dict[str, Any]:
-        """A stream of JSON, a row a message, and one of Arrow."""
+        """Streams of JSON and CSV, a row a message, and one of Arrow."""
         from dpstream.connectors.nats.client import Client  # needs the package nats
 
         found = {}
-        for stream, (word, kind, messages) in zip("AB", payloads(rows), strict=True):
+        for stream, (word, kind, messages) in zip("ABC", payloads(rows), strict=True):
             client = Client(ServerOptions(self._uri(stream)))
 
             async def publish(js: Any, name: str = stream, payload: Any = messages) -> None:
@@ -412,7 +450,7 @@ class Nats(System):
 
             client.call(publish, seconds=600)
             client.close()
-            found[word] = f"{self._uri(stream)}&format={kind}"
+            found[word] = f"{self._uri(stream)}&format={_options(kind)}"
         return found
 
     def sinks(self) -> dict[str, Any]:
@@ -442,7 +480,7 @@ class Kafka(System):
         self._server.start()
 
     def fill(self, rows: pa.Table) -> dict[str, Any]:
-        """A topic of JSON, a row a message, and one of Arrow."""
+        """Topics of JSON and CSV, a row a message, and one of Arrow."""
         from confluent_kafka import Producer
 
         producer = Producer({"bootstrap.servers": self._server.address, "linger.ms": 50})
@@ -457,7 +495,7 @@ class Kafka(System):
                     except BufferError:
                         producer.poll(0.1)
             producer.flush(60)
-            found[word] = f"kafka://{self._server.address}/{kind}?format={kind}"
+            found[word] = f"kafka://{self._server.address}/{kind}?format={_options(kind)}"
         return found
 
     def sinks(self) -> dict[str, Any]:
@@ -479,8 +517,15 @@ class Kafka(System):
 def payloads(rows: pa.Table) -> Iterator[tuple[str, str, list[bytes]]]:
     """The rows as messages: (words, format, content)."""
     yield "JSON, a row a message", "json", jsonl(rows).splitlines()
+    lines = (f"{row['user']},{row['page']},{row['at']}".encode() for row in rows.to_pylist())
+    yield "CSV, a row a message", "csv", list(lines)
     tables = [rows.slice(at, _ARROW_ROWS) for at in range(0, rows.num_rows, _ARROW_ROWS)]
     yield f"Arrow, {_ARROW_ROWS:,} rows a message", "arrow", [_stream(one) for one in tables]
+
+
+def _options(kind: str) -> str:
+    """A format with what it needs."""
+    return f"{kind}&header=user,page,at" if kind == "csv" else kind
 
 
 def _stream(table: pa.Table) -> bytes:
@@ -491,7 +536,14 @@ def _stream(table: pa.Table) -> bytes:
     return content
 
 
-SYSTEMS: Final[tuple[type[System], ...]] = (FilesOnDisk, DeltaLake, Postgres, Nats, Kafka)
+SYSTEMS: Final[tuple[type[System], ...]] = (
+    FilesOnDisk,
+    DeltaLake,
+    ObjectStore,
+    Postgres,
+    Nats,
+    Kafka,
+)
 
 
 STORM: Final = "Kafka to PostgreSQL"

@@ -57,6 +57,7 @@ BENCHES: Final[dict[str, str]] = {
     "users": "activity, sessions, funnels, retention: errors, coverage, speed beside a group-by",
     "coverage": "how often published intervals hold the truth: aggregates, strategies, mechanisms",
     "bounds": "what `bounds` says is left out, paid with epsilon 0.1, beside what is left out",
+    "startup": "--version, an import, a first release: without machine code, with it, upgraded",
     "year": "a simulated year with crashes, a move, restores: the same releases, and a flat disk",
 }
 """Name of a bench, which is that of its module too -> one line about it."""

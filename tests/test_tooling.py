@@ -181,7 +181,7 @@ def test_every_extra_of_the_design_exists():
     """People install what they need by these names."""
     assert set(PROJECT["optional-dependencies"]) == {
         "frames", "spark", "serve", "plot", "duckdb", "kafka", "nats", "postgres", "delta",
-        "registry", "iceberg", "connectors", "browser", "docs", "dev",
+        "registry", "iceberg", "objects", "connectors", "browser", "docs", "dev",
     }  # fmt: skip
 
 

@@ -123,9 +123,9 @@ def test_a_fifth_less_than_the_sensitivity_turns_the_replay_red(name, monkeypatc
                     module, change, lambda *a, real=real, **k: Fraction(real(*a, **k)) * LESS
                 )
 
-    unbounded._epoch_coder.cache_clear()
+    unbounded._epoch.cache_clear()
     found = loses_more_than_declared(example(name))
-    unbounded._epoch_coder.cache_clear()
+    unbounded._epoch.cache_clear()
     assert found
 
 

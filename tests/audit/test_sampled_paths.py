@@ -37,6 +37,7 @@ CAUGHT = {
     "debias_noise_for_one_row": 1_000,
     "sql_unit_enters_again": 16_000,
     "sql_w_forgotten": 4_000,
+    "bounds_sum_not_cut": 200,
 }
 """Runs that show it, of each control."""
 SOUND = {
@@ -52,6 +53,7 @@ SOUND = {
     "latched_funnel": 20_000,
     "latched_debias_public_keys": 1_000,
     "sql_w_event": 16_000,
+    "bounds": 100,
 }
 """As many runs of the forms that the controls stand on."""
 

@@ -9,7 +9,7 @@ import pytest
 import dpstream as dps
 from dpstream.audit.query_samplers import run_plan
 from dpstream.bounds_proposal import lost_rows as module
-from dpstream.bounds_proposal.lost_rows import Asked, Measurement, lost_rows, lost_table
+from dpstream.bounds_proposal.lost_rows import Asked, Measurement, lost_rows
 from dpstream.bounds_proposal.propose import reading_of
 from dpstream.evaluate.trials import fixed_noise
 from dpstream.query.noise_plan import plan_query
@@ -44,16 +44,14 @@ def test_what_a_unit_loses_is_a_function_of_its_own_rows():
     """In whatever order they come; and without one unit the table has its row less."""
     table = orders()
     shuffled = table.take(np.random.default_rng(1).permutation(len(table)))
-    asked = measurement().asked
-    whole, other = (
-        lost_table(facts_of(one), asked, ABOUT).to_pylist() for one in (table, shuffled)
-    )
+    paid = measurement()
+    whole, other = (paid.lost_table(facts_of(one), ABOUT).to_pylist() for one in (table, shuffled))
     key = lambda row: row["user"]  # noqa: E731
 
     assert sorted(whole, key=key) == sorted(other, key=key)
     for gone in (0, 7, 123):
         rest = table.filter(pa.compute.not_equal(table["user"], gone))
-        less = lost_table(facts_of(rest), asked, ABOUT).to_pylist()
+        less = paid.lost_table(facts_of(rest), ABOUT).to_pylist()
         [moved] = [row for row in whole if row not in less]
         assert len(less) == len(whole) - 1
         assert 0 <= moved[module.LOST] <= ABOUT.cut
@@ -83,7 +81,7 @@ def test_the_sums_noise_is_that_of_one_unit_at_the_cut():
     paid, facts = measurement(), facts_of(orders(units=40))
     plan, table = (
         plan_query(paid.sum_query(ABOUT)),
-        lost_table(facts_of(orders(units=40)), paid.asked, ABOUT),
+        paid.lost_table(facts_of(orders(units=40)), ABOUT),
     )
     truth = lost_rows(facts, ABOUT.groups, ABOUT.rows).clip(0, ABOUT.cut).sum()
     off = []

@@ -51,7 +51,9 @@ def test_a_secret_has_one_place(tmp_path, monkeypatch):
 
 def test_an_unknown_scheme_and_an_unknown_option():
     """What there is instead."""
-    with pytest.raises(InvalidParameter, match="there is no source ftp://; there are kafka://"):
+    with pytest.raises(
+        InvalidParameter, match="there is no source ftp://; there are s3://, kafka://"
+    ):
         open_uri("source", "ftp://h/t")
     options = ServerOptions("x://h/t?formt=json")
     options.text("format")

@@ -6,6 +6,7 @@ They are built from the definitions of the schemes and share no code with the co
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import singledispatch
 from typing import Any
 
@@ -16,6 +17,7 @@ from dpstream.counting.binary_tree import Honaker, Tree
 from dpstream.counting.buffered import (
     BufferedLinearToeplitz,
     LastTwice,
+    decays_for,
     decoder_weights,
     encoder_weights,
 )
@@ -120,21 +122,43 @@ def nodes(tree: Tree, step: int) -> list[Node]:
     return found
 
 
+def short_epochs(*lengths: int, share: float = 0.3, buffers: int = 2) -> tuple[Any, ...]:
+    """Epochs of these lengths for `UnboundedCounter`."""
+    return tuple((length, share, *decays_for(length, buffers)) for length in lengths)
+
+
 def dense_epochs(counter: UnboundedCounter, steps: int) -> tuple[Reals, Reals]:
-    """(B, C) of the first `steps` steps of a stream without end; columns of C have norm 1."""
-    decoder, encoder = np.zeros((steps, steps)), np.zeros((steps, steps))
+    """(B, C) of the first `steps` steps of a stream without end; columns of C have norm 1.
+
+    C has a row per step, then one per total; the total of an epoch that is over is averaged.
+    """
+    lengths, shares = [], []
+    while sum(lengths) < steps:
+        length, share = counter.epochs[min(len(lengths), len(counter.epochs) - 1)][:2]
+        lengths.append(int(length))
+        shares.append(share)
+    decoder, encoder = (np.zeros((steps, steps + len(lengths))) for _ in range(2))
     start = 0
-    while start < steps:
-        length = counter.epoch(start + 1)[2]
-        inside = counter.inner(length)[0].process
-        scale = inside.column_norm() / math.sqrt(1 - counter.share)
-        decode, encode = dense(inside)
-        last, count = start + length - 1, min(length - 1, steps - start)
+    for index, (length, share) in enumerate(zip(lengths, shares, strict=True)):
+        decays = counter.epochs[min(index, len(counter.epochs) - 1)][2:]
+        inside = BufferedLinearToeplitz(steps=length, buffers=len(decays) // 2, decays=decays)
+        scale = inside.column_norm() / math.sqrt(1 - share)
+        own = inside if length <= steps else replace(inside, steps=steps)  # no more is looked at
+        decode, encode = dense(own)
+        count, end = min(length, steps - start), start + length
         block = slice(start, start + count)
         decoder[block, block] = scale * decode[:count, :count]
-        encoder[block, block] = encode[:count, :count] / scale
-        if last < steps:
-            encoder[last, start : last + 1] = math.sqrt(counter.share)
-            decoder[last:, last] = 1 / math.sqrt(counter.share)
-        start += length
-    return decoder, encoder
+        encoder[block, block] = encode[:count, :count].T / scale
+        if end <= steps:
+            encoder[block, steps + index] = math.sqrt(share)
+            counted = (scale * decode[-1]) @ (scale * decode[-1])
+            weight = 1 / share / (counted + 1 / share)
+            closed = np.zeros(steps + len(lengths))
+            closed[block] = weight * scale * decode[-1]
+            closed[steps + index] = (1 - weight) / math.sqrt(share)
+            decoder[end - 1] = closed + (decoder[start - 1] if start else 0)
+        if start:
+            last = start + count - (end <= steps)
+            decoder[start:last] += decoder[start - 1]
+        start = end
+    return decoder, encoder.T

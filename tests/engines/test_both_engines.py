@@ -19,6 +19,7 @@ from dpstream.engines.query_run import EngineOptions
 from dpstream.engines.spark import SparkEngine
 from dpstream.errors import BudgetExceeded, InvalidInput, InvalidParameter, StateError
 from dpstream.privacy.state import Secret
+from dpstream.privacy.state.inspection import describe
 from tests.engines.test_dead_letters import (
     CSV,
     REASONS,
@@ -33,6 +34,7 @@ from tests.support.live_runs import ScriptedClock, arrivals, start_live, whole_l
 from tests.support.long import is_long
 from tests.support.runs import (
     CHOOSING,
+    CHOOSING_ALL,
     LOOKING_BACK,
     PER_UNIT,
     break_off,
@@ -107,21 +109,24 @@ def test_earlier_windows_are_known_after_a_break(engine, tmp_path):
     assert last["change"].null_count < len(last)
 
 
-@pytest.mark.parametrize("done", [4, 11])
-def test_bounds_are_chosen_alike_after_a_break(engine, tmp_path, done):
+@pytest.mark.parametrize(("done", "asked"), [(4, CHOOSING), (11, CHOOSING), (11, CHOOSING_ALL)])
+def test_bounds_are_chosen_alike_after_a_break(engine, tmp_path, done, asked):
     """Before the first choice and after it, rows dated ahead of their periods wait; the tables say
     which bound they have."""
     rows = table(1500)
     early = np.maximum(np.array(rows["came"]) - 2 * 3600, 0)
     rows = rows.set_column(3, "came", pa.array(early))
-    unbroken = whole(tmp_path / "whole", CHOOSING, rows=rows)
+    unbroken = whole(tmp_path / "whole", asked, rows=rows)
     write(tmp_path / "broken", rows)
-    break_off(tmp_path / "broken", done, CHOOSING, engine=engine)
-    last = list(start(tmp_path / "broken", CHOOSING, engine=engine))[-1]
+    break_off(tmp_path / "broken", done, asked, engine=engine)
+    last = list(start(tmp_path / "broken", asked, engine=engine))[-1]
     bounds = json.loads(last.schema.metadata[b"dpstream"])["bounds"]
 
     assert published(tmp_path / "broken") == unbroken
-    assert bounds["max_groups_contributed"] != CHOOSING.first_choice
+    assert bounds["max_groups_contributed"] != asked.first_choice
+    clamps = bounds.get("contribution_bounds_per_row", {"time": [0.0, 60.0]})
+    assert clamps["time"] != [0.0, 10.0]
+    assert describe(tmp_path / "broken" / "state")["bounds"] == bounds
     assert bounds["since"] in ("1970-01-01T04:00:00+00:00", "1970-01-01T06:00:00+00:00")
 
 
@@ -222,6 +227,7 @@ VARIANTS = {
     ),
     "looking back": LOOKING_BACK,
     "chosen bounds": CHOOSING,
+    "chosen rows and clamps": CHOOSING_ALL,
     "noise that groups share": query(
         public_groups=[f"/{n}" for n in range(1, 5)],
         max_groups_contributed=4,
@@ -304,6 +310,44 @@ def test_sql_with_lists_json_times_parameters_and_a_function_in_python(engine):
 
     assert releases(one) == releases(other)
     assert len(other[0]) > 3
+
+
+MONTHLY = dps.sql(
+    """SELECT WITH DIFFERENTIAL_PRIVACY
+         OPTIONS (epsilon = 8, delta = 1e-5, privacy_unit_column = user, time_unit = 's',
+                  privacy_unit_period = INTERVAL '1' MONTH, time_zone = 'Europe/Rome',
+                  start = '2024-01-01', end = '2024-06-01', max_groups_contributed = 1,
+                  max_rows_per_group = 4, public_groups = ('a', 'b'))
+         page, window_start, COUNT(*) AS clicks
+       FROM TUMBLE(log, DESCRIPTOR(at), INTERVAL '1' MONTH) GROUP BY page, window_start
+       EMIT EVERY INTERVAL '7' DAY""",
+    name="clicks",
+)
+
+
+def test_months_are_windows_and_periods(engine, tmp_path):
+    """Of a zone's calendar; broken off and begun again, the same bytes; bounds renew monthly."""
+    rng = np.random.default_rng(5)
+    at = np.sort(rng.integers(0, 152 * 24, 4000)) * 3600 + 1_704_063_600  # from Rome's 1 January
+    rows = pa.table({"user": rng.integers(0, 300, 4000), "page": ["a"] * 4000, "at": at})
+    expected = whole(tmp_path / "whole", MONTHLY, rows)
+    write(tmp_path / "again", rows)
+    break_off(tmp_path / "again", 11, MONTHLY, rows=rows, engine=engine)
+    start(tmp_path / "again", MONTHLY, engine=engine).finish()
+
+    assert published(tmp_path / "again") == expected
+    last = {}
+    for path in sorted((tmp_path / "whole" / "out").glob("*.parquet")):
+        (row,) = (row for row in pq.read_table(path).to_pylist() if row["page"] == "a")
+        last[row["window_start"]] = row
+    local = pa.compute.month(pa.array(at, pa.timestamp("s", "Europe/Rome"))).to_numpy()
+    kept = [Counter(np.asarray(rows["user"])[local == month].tolist()) for month in range(1, 6)]
+    truth = [sum(min(4, count) for count in users.values()) for users in kept]
+    assert [str(one)[:13] for one in last] == [
+        "2023-12-31 23", "2024-01-31 23", "2024-02-29 23", "2024-03-31 22", "2024-04-30 22"
+    ]  # fmt: skip
+    for one, true in zip(last.values(), truth, strict=True):
+        assert abs(one["clicks"] - true) < 5.65 * one["clicks_stddev"]
 
 
 KEYS = {

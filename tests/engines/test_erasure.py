@@ -68,6 +68,14 @@ KINDS = {
         "allowed_lateness": "6 hours",
         "max_groups_contributed": "auto",
     },
+    "chosen rows and clamps": {
+        "privacy_unit_period": "12 hours",
+        "window": dps.Tumble("12 hours"),
+        "allowed_lateness": "6 hours",
+        "max_groups_contributed": "auto",
+        "max_rows_per_group": "auto",
+        "aggregates": [dps.Sum("s", column="ts", contribution_bounds_per_row="auto")],
+    },
     "per unit": {
         "aggregates": [
             dps.Count("n", contribution_bounds_per_group=(0, 3)),

@@ -22,6 +22,7 @@ from tests.support.kill_and_replay import (
 from tests.support.long import is_long
 from tests.support.runs import (
     CHOOSING,
+    CHOOSING_ALL,
     LOOKING_BACK,
     SHORT,
     break_off,
@@ -112,8 +113,9 @@ def test_keys_that_nobody_derives(tmp_path, expected):
         query(every=None, time_zone="Asia/Kathmandu", aggregates=query().aggregates[:1]),
         LOOKING_BACK,
         CHOOSING,
+        CHOOSING_ALL,
     ],
-    ids=["thinned", "one window", "once per window", "looking back", "chosen bounds"],
+    ids=["thinned", "one window", "once per window", "looking back", "chosen bounds", "clamps too"],
 )
 def test_other_shapes_of_query(tmp_path, asked):
     """Thinned tables, public keys, earlier windows, one window: all of it is in the state."""

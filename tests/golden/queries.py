@@ -352,6 +352,15 @@ CASES = {
         emit="",
         epsilon=24,
     ),
+    "chosen rows and clamps": asked(
+        "COUNT(*) AS n, SUM(seconds, contribution_bounds_per_row => (0, AUTO)) AS time, "
+        "AVG(price, contribution_bounds_per_row => AUTO) AS price",
+        options="privacy_unit_period = INTERVAL '4' HOUR, max_rows_per_group = AUTO",
+        table="TUMBLE(log, DESCRIPTOR(ts), INTERVAL '2' HOUR)",
+        groups="AUTO",
+        emit="",
+        epsilon=24,
+    ),
     "correlated noise": asked(
         options="privacy_unit_period = INTERVAL '8' HOUR, correlated_noise = TRUE, "
         "public_groups = ('/0', '/1', '/2', '/3')",

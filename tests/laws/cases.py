@@ -26,6 +26,7 @@ EXTRA: dict[str, dict[str, object]] = {
     "sensitivity_truncation": {"options": (("threshold", 4),), "every": 2},
     "dpi": {"rows_per_user": 1, "dummy_rows": 20, "pool_size": 60}
     | {"allocation": "ranges", "series": "telescoping", "queries": (6, 3)},
+    "unbounded_counter": {"epochs": ((8, 0.3, 0.144502, 0.603162), (16, 0.3, 0.144502, 0.603162))},
 }
 
 CHOOSING = {"dpi": {"epsilon": 100, "allocation": "in_order"}}

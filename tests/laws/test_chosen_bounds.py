@@ -1,5 +1,6 @@
 """Bounds that are chosen for each period: what a unit moves, and what they are chosen by."""
 
+import json
 import math
 from collections import Counter, defaultdict
 from contextlib import closing
@@ -17,15 +18,17 @@ from dpstream.errors import InvalidParameter, LedgerError, NoiseReuse
 from dpstream.group_by.chosen_bounds import (
     PERIODS,
     ChosenBounds,
+    JudgedColumn,
     PublishedPeriod,
-    best_bound,
+    best_bounds,
     last_window_of,
     period_of,
 )
 from dpstream.group_by.flow import Flow
 from dpstream.privacy.ledger.ledger import Ledger
-from dpstream.query.aggregates import Count, CountUnits, Sum
+from dpstream.query.aggregates import Avg, Count, CountUnits, Sum, Variance
 from dpstream.query.noise_plan import plan_query
+from dpstream.query.period_bounds import CLAMPS, Candidates, PeriodBounds
 from dpstream.query.query import Query
 from dpstream.query.windows import Cumulate, Hop, Tumble
 from tests.laws.queries import HOUR, query_of
@@ -66,6 +69,19 @@ def asked(**facts):
     return query_of(**usual | facts)
 
 
+ALL_CHOSEN = {
+    "max_rows_per_group": "auto",
+    "aggregates": (
+        Count("n"),
+        CountUnits("users"),
+        Sum("s", column="x", contribution_bounds_per_row=(0, "auto")),
+        Avg("mean", column="x", contribution_bounds_per_row="auto"),
+        Sum("fixed", column="x", contribution_bounds_per_row=(-3, 5), quantum=1),
+    ),
+}
+"""Groups, rows in a group, and two clamps."""
+
+
 def heavy(seed=3, size=8000, users=500):
     """Users with few rows and users with hundreds, in many groups; rows early and late."""
     rng = np.random.default_rng(seed)
@@ -89,8 +105,8 @@ def lost(plan, bounds, recording, unit):
     groups = Counter((w, g) for u, _, w, g, *_ in recording.kept.elements() if u == unit)
     parts = defaultdict(Fraction)
     for (window, _), rows in groups.items():
-        of_window = plan.of_groups(bounds(window))
-        for number, measure in enumerate(plan.query.measures):
+        of_window = plan.of_bounds(bounds(window))
+        for number, measure in enumerate(of_window.query.measures):
             most = 1 if measure.kind == "units" else rows * measure.largest
             parts[number] += Fraction(most) ** 2 / of_window.sensitivities[number] ** 2
     return max(parts.values(), default=Fraction(0))
@@ -101,49 +117,57 @@ class Rising(RisingBounds, query_replay._RecordingFlow):
 
 
 @pytest.mark.parametrize(
-    ("flow", "window", "sound"),
+    ("flow", "window", "sound", "facts"),
     [
-        (query_replay._RecordingFlow, Tumble("2 hours"), True),
-        (query_replay._RecordingFlow, Cumulate("6 hours", step="2 hours"), True),
-        (Rising, Tumble("2 hours"), False),
+        (query_replay._RecordingFlow, Tumble("2 hours"), True, {}),
+        (query_replay._RecordingFlow, Cumulate("6 hours", step="2 hours"), True, {}),
+        (query_replay._RecordingFlow, Tumble("2 hours"), True, ALL_CHOSEN),
+        (Rising, Tumble("2 hours"), False, {}),
     ],
 )
-def test_no_unit_loses_more_than_the_charge(monkeypatch, flow, window, sound):
+def test_no_unit_loses_more_than_the_charge(monkeypatch, flow, window, sound, facts):
     """Over all windows of its period, whatever bound that has; with one that rises it does."""
-    plan = plan_query(asked(window=window))
+    plan = plan_query(asked(window=window, **facts))
     monkeypatch.setattr(query_replay, "_RecordingFlow", flow)
     seen = record_query(plan, heavy())
 
     def bound(window):
         if not sound:
-            return RisingBounds.BOUNDS[window % len(RisingBounds.BOUNDS)]
+            groups = RisingBounds.BOUNDS[window % len(RisingBounds.BOUNDS)]
+            return replace(plan.query.first_bounds, groups=groups)
         return seen.bounds[period_of(plan.query, window)][0]
 
     worst = max(lost(plan, bound, seen, unit) for unit in seen.units())
 
     assert (worst <= 1) is sound
     assert worst > 0.9  # the heaviest units fill their bounds
-    assert len({groups for groups, _ in seen.bounds.values()}) > 1 or not sound
+    assert len({bounds for bounds, _ in seen.bounds.values()}) > 1 or not sound
 
 
-def test_a_unit_moves_its_period_alone(monkeypatch):
+@pytest.mark.parametrize("facts", [{}, ALL_CHOSEN])
+def test_a_unit_moves_its_period_alone(facts):
     """Each of some units is taken away: nothing else moves, its columns by what its bound says, and
-    one bin of its period's histogram by one."""
-    plan, rows = plan_query(asked()), heavy(size=1500)
+    one bin of each of its period's histograms by one."""
+    plan, rows = plan_query(asked(**facts)), heavy(size=1500)
     whole_run = record_query(plan, rows)
     users = rows["user"].to_pylist()
     periods = np.array(rows["ts"]) // (6 * HOUR)
     for user, period in (("u1", 0), ("u1", 3), ("u2", 2), ("u9", 1)):
         gone = [u == user and p == period for u, p in zip(users, periods, strict=True)]
         less = record_query(plan, rows.filter(pa.array([not g for g in gone])), frozen=whole_run)
-        chosen = plan.of_groups(whole_run.bounds[period][0])
+        chosen = plan.of_bounds(whole_run.bounds[period][0])
 
         assert compare(chosen, whole_run, less).violations == []
         last = last_window_of(plan.query, period)
         for window in whole_run.histograms:
             moved = np.subtract(whole_run.histograms[window], less.histograms[window])
-            assert np.abs(moved).sum() == (window == last)
-            assert moved.sum() == (window == last)
+            first = 0
+            for each in plan.query.candidates:
+                of_each = moved[first : first + len(each.bins)]
+                first += len(each.bins)
+                assert np.abs(of_each).sum() == (window == last)
+                assert of_each.sum() == (window == last)
+            assert first == len(moved)
 
 
 @pytest.mark.parametrize("lateness", ["0 seconds", "1 hour"])
@@ -164,6 +188,89 @@ def test_the_histogram_is_that_of_all_groups(lateness):
         bins = np.searchsorted(query.choices, counts)
         assert histogram == tuple(np.bincount(bins, minlength=len(query.choices) + 1))
     assert len(seen.histograms) == 4
+
+
+def test_histograms_of_rows_and_values_are_of_one_group_and_one_row_each():
+    """Of each unit one group's rows are counted, late ones too, and one value; the groups and rows
+    are those of the data, whichever they are."""
+    plan, rows = plan_query(asked(**ALL_CHOSEN)), heavy(size=3000)
+    query, seen = plan.query, record_query(plan, rows)
+    sizes, values = defaultdict(Counter), defaultdict(set)
+    for user, key, at, came, x in zip(*(column.to_pylist() for column in rows), strict=True):
+        window = at // (2 * HOUR)
+        if query.schedule.last_step(window) * HOUR + HOUR > came:
+            sizes[user, at // (6 * HOUR)][key, window] += 1
+            values[user, at // (6 * HOUR)].add(x)
+    edges = [len(each.bins) for each in query.candidates]
+    of_rows = query.candidates[1]
+    for window, histogram in seen.histograms.items():
+        period = period_of(query, window)
+        units = [unit for unit in sizes if unit[1] == period]
+        parts = np.split(np.array(histogram), np.cumsum(edges)[:-1])
+        rows_of = [sizes[unit].values() for unit in units]
+        counts = [{int(np.searchsorted(of_rows.edges, n)) for n in some} for some in rows_of]
+        high = [{int(np.searchsorted(CLAMPS, max(x, 0))) for x in values[unit]} for unit in units]
+        both = [{int(np.searchsorted(CLAMPS, abs(x))) for x in values[unit]} for unit in units]
+        for part, known in zip(parts[1:], (counts, high, both), strict=True):
+            assert part.sum() == len(units)
+            for number, units_there in enumerate(part.tolist()):
+                sure = sum(bins == {number} for bins in known)
+                assert sure <= units_there <= sum(number in bins for bins in known)
+    assert sum(max(sizes[unit].values()) > 4 for unit in sizes) > 3
+
+
+def test_chosen_clamps_are_what_sums_are_made_of():
+    """Made anew from rows, the exact sums are those of the clamps of each period."""
+    facts = {
+        "public_groups": ["k0", "k1", "k2"],
+        "max_groups_contributed": 1,
+        "max_rows_per_group": 4,
+        "epsilon": 24,
+        "aggregates": (Count("n"), *ALL_CHOSEN["aggregates"][2:4]),
+        "allowed_lateness": "0 seconds",
+        "arrival_column": None,
+        "every": None,
+    }
+    rng, users = np.random.default_rng(7), 900  # each has four rows in one group of each period
+    unit = np.repeat(np.arange(4 * users), 4)
+    period = unit // users
+    big = np.where(rng.random(len(unit)) < 0.5, 1, 7) * rng.integers(-9, 10, len(unit))
+    big = np.where(period == 0, big, 40 * big)
+    ts = period * 6 * HOUR + unit % 3 * 2 * HOUR + rng.integers(0, 2 * HOUR, len(unit))
+    rows = pa.table(
+        {
+            "user": [f"u{n}" for n in unit % users],
+            "key": [f"k{n}" for n in unit % 9 // 3],
+            "ts": ts,
+            "seen": ts,
+            "x": big,
+        }
+    )
+    query = asked(**facts)
+    plan, clamps = plan_query(query), {}
+    for _, publication in run_plan(plan, rows):
+        table = publication.table
+        told = json.loads(table.schema.metadata[b"dpstream"])["bounds"]
+        (lo, hi), (_, far) = (told["contribution_bounds_per_row"][name] for name in ("s", "mean"))
+        assert lo == 0.0
+        clamps[publication.due.window // 3] = hi
+        inside = np.array(rows["ts"]) // (2 * HOUR) == publication.due.window
+        keys, x = np.array(rows["key"])[inside], big[inside]
+        for key, s, of_s, n, of_n, mean in zip(
+            *(
+                table[name].to_pylist()
+                for name in ("key", "s", "s_stddev", "n", "n_stddev", "mean")
+            ),
+            strict=True,
+        ):
+            mine = x[keys == key]
+            assert abs(n - len(mine)) <= 6.5 * of_n + 1
+            assert abs(s - np.clip(mine, 0, hi).sum()) <= 6.5 * of_s + hi / 1000 * len(mine)
+            if len(mine) > 20:
+                assert abs(mean - np.clip(mine, -far, far).mean()) < far / 4
+    assert clamps[0] == 10.0
+    assert clamps[1] >= 10.0
+    assert clamps[3] >= 500.0
 
 
 def run_with(flow, rows, asked_for):
@@ -243,7 +350,7 @@ def test_bounds_are_read_off_what_was_published():
         elif kind == "table":
             again.take_in_table(plan, window, what)
         else:
-            again.take_in_histogram(period_of(plan.query, window), what)
+            again.take_in_histogram(plan.query, period_of(plan.query, window), what)
 
     assert known == told
     assert len({groups for groups, _ in told.values()}) > 1
@@ -284,7 +391,9 @@ def test_a_state_with_other_bounds_is_refused(tmp_path, monkeypatch):
     write(tmp_path, rows)
     break_off(tmp_path, 9, query_of_period, every=4)
     real = ChosenBounds._choose
-    monkeypatch.setattr(ChosenBounds, "_choose", lambda self, plan, releases: 3)
+    monkeypatch.setattr(
+        ChosenBounds, "_choose", lambda self, plan, releases: PeriodBounds(groups=3)
+    )
     with pytest.raises(NoiseReuse):
         start(tmp_path, query_of_period, every=40).finish()
     monkeypatch.setattr(ChosenBounds, "_choose", real)
@@ -300,7 +409,19 @@ def period(sizes, rng, stddev, shown=400, squares=None):
     bins = np.bincount(np.searchsorted(EDGES, sizes), minlength=len(EDGES) + 1)
     noisy = np.rint(bins + rng.normal(0, stddev, len(bins))).astype(int)
     squares = float(len(sizes)) ** 2 / 20 if squares is None else squares
-    return PublishedPeriod(histogram=tuple(noisy.tolist()), shown=shown, squares=squares)
+    return PublishedPeriod(histograms=(tuple(noisy.tolist()),), shown=shown, squares=squares)
+
+
+def best_bound(edges, known, *, current, noise, stddev):
+    """The choice where groups alone are chosen, by the count of units."""
+    return best_bounds(
+        (Candidates(kind="groups", edges=edges, first=8),),
+        known,
+        current=PeriodBounds(groups=current),
+        columns=[JudgedColumn(kind="units", clamp=None, usual_rows=1.0)],
+        noise=lambda bounds: [noise(bounds.groups)],
+        stddev=stddev,
+    ).groups
 
 
 def exact_error(sizes, groups, noise, shown, squares):
@@ -362,9 +483,22 @@ def test_what_is_refused():
         ({"strategy": "sqlp"}, "sqlp"),
         ({"max_rows_contributed": 5}, "max_rows_contributed"),
         ({"grouping_sets": [["key"], []], "aggregates": (Count("n"),)}, "grouping_sets"),
+        ({"max_rows_per_group": "auto", "aggregates": (CountUnits("n"),)}, "aggregate of rows"),
+        ({**ALL_CHOSEN, "privacy_unit_period": "forever", "max_groups_contributed": 3}, "give a"),
+        ({**ALL_CHOSEN, "strategy": "sqlp", "max_groups_contributed": 3}, "sqlp"),
     ):
         with pytest.raises(InvalidParameter, match=word):
             asked(**wrong)
+    for kind, facts, word in (
+        (Sum, {"contribution_bounds_per_row": ("auto", 5)}, "must be a finite number"),
+        (Sum, {"contribution_bounds_per_row": (1, "auto")}, "write 'auto'"),
+        (Avg, {"contribution_bounds_per_row": (0, "auto")}, "write 'auto'"),
+        (Variance, {"contribution_bounds_per_row": "auto"}, "give two numbers"),
+        (Sum, {"contribution_bounds_per_group": "auto"}, "give two numbers"),
+        (Sum, {"contribution_bounds_per_row": "auto", "quantum": 1}, "leave quantum out"),
+    ):
+        with pytest.raises(InvalidParameter, match=word):
+            kind("s", column="x", **facts)
     for mixed in (
         {"window": Hop("6 hours", slide="2 hours")},
         {"window": Tumble("12 hours")},
@@ -390,4 +524,4 @@ def test_a_query_with_one_group_has_nothing_to_choose():
     assert asked(keys=()).choices == (1, 2, 3)
     assert asked(public_groups=["a", "b"]).choices == (1, 2, 3, 4, 6)
     assert "choose_groups" not in query_of().facts()
-    assert isinstance(asked().with_groups(4), Query)
+    assert isinstance(asked().with_bounds(PeriodBounds(groups=4)), Query)

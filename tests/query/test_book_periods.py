@@ -44,6 +44,9 @@ def asked(period="1 day", **changes):
 BOOK = asked().promise(epsilon=8, delta=1e-4)
 
 
+LONG = {"start": "2023-01-01", "end": "2027-01-01"}
+
+
 # --- brute force
 
 
@@ -159,6 +162,33 @@ def test_a_window_begins_all_of_its_own_period():
         ({"window": dps.Hop("2 days", slide="1 day")}, 2),
         ({"window": dps.Cumulate("1 day", step="6 hours")}, 1),
         ({"window": None}, 14),
+        ({"period": "1 month"}, 1),
+        ({"period": "1 month", "window": dps.Tumble("7 days")}, 2),
+        ({"period": "1 month", "window": dps.Tumble("6 hours")}, 1),
+        ({"period": "1 month", "window": dps.Tumble("6 hours"), "start": "2024-05-02T01:00"}, 2),
+        ({"period": "1 month", "window": dps.Hop("1 day", slide="6 hours")}, 2),
+        ({"period": "1 month", "window": dps.Tumble("30 days")} | LONG, 3),
+        ({"period": "1 month", "window": dps.Tumble("1 month")} | LONG, 1),
+        (
+            {"period": "1 month", "window": dps.Tumble("1 month")} | LONG | {"start": "2023-01-31"},
+            2,
+        ),
+        ({"period": "1 month", "window": dps.Hop("1 year", slide="1 month")} | LONG, 12),
+        ({"period": "1 year", "window": dps.Tumble("1 quarter")} | LONG, 1),
+        (
+            {"period": "1 year", "window": dps.Tumble("1 quarter")}
+            | LONG
+            | {"start": "2023-02-01"},
+            2,
+        ),
+        ({"period": "1 year", "window": dps.Cumulate("1 year", step="1 month")} | LONG, 1),
+        ({"window": dps.Tumble("1 month")} | LONG, 37),
+        (
+            {"period": "1 month", "window": dps.Tumble("1 month"), "time_zone": "Europe/Rome"}
+            | LONG,
+            1,
+        ),
+        ({"period": "1 month", "time_zone": "Europe/Rome"}, 1),
         ({"time_zone": "Europe/Rome"}, 1),
         ({"time_zone": "Europe/Rome", "window": dps.Tumble("6 hours")}, 2),
     ],
@@ -230,6 +260,18 @@ def test_periods_of_three_kinds_share_a_book_and_a_person_sees_what_is_lost():
         7 * day + 4 * week + 2 * ever,
         14 * day + 6 * week + 2 * ever,
     ]
+
+
+def test_what_a_person_loses_over_days_counts_the_months_that_they_touch():
+    """One day is in one month; 30 days may touch three, February among them; 365 days 13."""
+    monthly, ledger = asked("1 month", window=dps.Tumble("1 month"), **LONG), Ledger()
+    ledger.open("stream", monthly.promise(epsilon=8, delta=1e-4))
+    dps.run(monthly, source=as_frame(), ledger=ledger).finish()
+    (book,) = ledger.report()
+    once = plan_query(monthly).calibrated.mu_squared
+
+    assert [loss_over(book, days) / once for days in (1, 7, 30)] == [1, 2, 3]
+    assert 13 <= loss_over(book, 365) / once <= 14
 
 
 def test_another_query_does_not_fit_where_the_week_is_too_dear():

@@ -232,6 +232,16 @@ REACH = {
     },
     "periods that do not fit": {"privacy_unit_period": "7 hours", "window": Tumble("5 hours")},
     "long windows": {"privacy_unit_period": "6 hours", "window": Hop("2 days", slide="1 day")},
+    "longer windows": {"privacy_unit_period": "6 hours", "window": Hop("3 days", slide="1 day")},
+    "days of months": {"privacy_unit_period": "1 month", "end": "2024-06-03"},
+    "months of days": {"window": Tumble("1 month"), "end": "2024-06-28"},
+    "months that hop": {
+        "window": Hop("3 months", slide="1 month"),
+        "privacy_unit_period": "1 month",
+        "start": "2024-01-01",
+        "end": "2024-12-01",
+        "time_zone": "Europe/Rome",
+    },
 }
 
 
@@ -264,6 +274,23 @@ def test_reachable_groups_are_those_that_rows_of_one_period_are_in(name):
         endless = replace(query, end=None)  # as many, or more where no day of the few is long
         assert most * groups <= endless.reachable <= (2 * most + 4) * groups
         assert replace(endless, start=None).reachable is not None
+
+
+def test_a_total_is_reached_as_often_as_windows_hold_a_period():
+    """Each unit of six hours is in three windows: the first ones, which begin with it, do not tell.
+
+    The noise of a total was once for two of them.
+    """
+    wide = query_of(
+        **DATED | {"end": "2024-05-09"},
+        **REACH["longer windows"],
+        keys=("k",),
+        grouping_sets=(("k",), ()),
+        max_groups_contributed=9,
+    )
+
+    assert wide.groups_of_set(()) == 3
+    assert replace(wide, end=None).groups_of_set(()) == 3
 
 
 def test_only_groups_that_are_known_to_be_few_cut_bounds():

@@ -1,5 +1,7 @@
 """Windows, steps and triggers, against their definition."""
 
+from datetime import date
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -8,7 +10,7 @@ from hypothesis import strategies as st
 
 from dpstream.errors import InvalidParameter
 from dpstream.query.schedule import Schedule
-from dpstream.query.windows import DAY, SECOND, Ticks, instant
+from dpstream.query.windows import DAY, MONTH, SECOND, Ticks, instant
 
 HOUR = 3600 * SECOND
 
@@ -123,6 +125,38 @@ def test_rows_go_to_the_window_and_step_of_their_own_times(both, times):
         assert schedule.step_of(np.array([time]))[0] == step
         if inside and not slow.on_close:
             assert step <= schedule.last_step(window)  # a row that arrives at once is never late
+
+
+LENGTHS = [MONTH, 3 * MONTH, 5 * MONTH, 12 * MONTH, HOUR, 7 * HOUR, DAY, 7 * DAY, 30 * DAY]
+
+
+@given(
+    first=st.dates(date(1999, 1, 1), date(2001, 1, 1)),
+    zone=st.sampled_from(["UTC", "Europe/Rome", "Asia/Kolkata"]),
+    size=st.sampled_from(LENGTHS),
+    period=st.sampled_from(LENGTHS),
+    kind=st.sampled_from(["tumble", "hop", "cumulate"]),
+)
+@examples(max_examples=150, deadline=None)
+def test_no_period_is_in_more_windows_than_is_said(first, zone, size, period, kind):
+    """Begun on any day, months too: counted one by one over five years."""
+    start = instant(first, "start", zone)
+    origin = instant("1970-01-01", "the first period", zone)
+    schedule = Schedule(
+        start=start,
+        edges=Ticks(origin=start, size=size, zone=zone),
+        kind=kind,
+        cells=1 if kind == "tumble" else 3,
+    )
+    periods = Ticks(origin=origin, size=period, zone=zone)
+    first, last = periods.last_before(start), periods.last_before(start + 1830 * DAY)
+    begins = np.maximum([periods.at(n) for n in range(first, last + 1)], start)
+    met = schedule.last_window_of(begins[1:] - 1) - schedule.window_of(begins[:-1]) + 1
+
+    said = schedule.windows_of_a_period(periods)
+    assert met.max(initial=0) <= said
+    if kind == "tumble" and size == period:
+        assert said == (1 if periods.at(first) == start else 2)
 
 
 @given(schedules())

@@ -11,13 +11,19 @@ from hypothesis import strategies as st
 from dpstream.errors import InvalidParameter
 from dpstream.query.windows import (
     DAY,
+    MONTH,
     SECOND,
+    Cumulate,
+    Hop,
     Micros,
     Ticks,
+    Tumble,
     duration,
     in_words,
     instant,
     iso,
+    longest,
+    shortest,
     within_calendar,
 )
 
@@ -59,7 +65,37 @@ def test_a_duration_has_a_least_value():
 @given(st.integers(1, 10**15))
 def test_durations_survive_their_words(micros):
     """What is shown to people means the same."""
-    assert duration(in_words(micros), "it") == micros
+    assert duration(in_words(micros), "it", calendar=True) == micros
+
+
+def test_months_are_counted_by_the_calendar_alone():
+    """Nobody gets a month who asked for as many seconds, nor one where lengths are fixed."""
+    for bad in (timedelta(seconds=2_629_746), "2629746 seconds", "1201 months"):
+        with pytest.raises(InvalidParameter, match="months where the calendar counts"):
+            duration(bad, "the window's size", calendar=True)
+    for kind, part in ((Hop, "slide"), (Cumulate, "step")):
+        with pytest.raises(InvalidParameter, match=f"the window's {part} must be in months"):
+            kind("1 month", **{part: "1 day"})
+    assert Hop("1 year", slide="1 quarter").cells == 4
+    assert in_words(Tumble("24 months").size) == "2 years"
+
+
+def test_months_stray_from_their_mean_by_less_than_is_allowed_for():
+    """All months of 400 years, from the 28th to the 31st day on, up to 100 years far."""
+    months = np.arange(-120, 4800 + 1300).astype("M8[M]")
+    first = months.astype("M8[D]").astype(np.int64)
+    long = np.diff(np.append(first, (months[-1] + 1).astype("M8[D]").astype(np.int64)))
+    worst = 0.0
+    for day in (28, 29, 30, 31):
+        at = first + np.minimum(day, long) - 1
+        for number in range(1, 1201):
+            lengths = at[number : number + 4800] - at[:4800]
+            stray = np.abs(lengths - number * MONTH / DAY).max()
+            worst = max(worst, float(stray))
+
+    assert 3 < worst < 4 - 1 / 24  # and a clock may change by a day
+    assert shortest(3 * MONTH) == 3 * MONTH - 5 * DAY
+    assert longest(3 * MONTH) == 3 * MONTH + 5 * DAY
 
 
 def test_instants_are_in_the_zone_unless_they_say_otherwise():
@@ -100,7 +136,7 @@ def test_days_of_a_calendar_have_their_own_lengths(zone, first, hours):
 @given(
     zone=st.sampled_from(ZONES),
     origin=st.dates(date(1980, 1, 1), date(2030, 1, 1)),
-    size=st.sampled_from([DAY, 7 * DAY, 3 * DAY, HOUR, 7 * HOUR]),
+    size=st.sampled_from([DAY, 7 * DAY, 3 * DAY, HOUR, 7 * HOUR, MONTH, 3 * MONTH, 12 * MONTH]),
     offsets=st.lists(st.integers(-400 * DAY, 400 * DAY), min_size=1, max_size=20),
 )
 @examples(max_examples=60)

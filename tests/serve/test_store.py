@@ -91,6 +91,25 @@ def test_a_release_is_kept_and_numbered_once(tmp_path):
     assert seen(tmp_path) == before == [(1, "q", 0, 1, ["a"])]
 
 
+def test_a_segment_says_which_bounds_its_window_has(tmp_path):
+    """As the release does; also where rows are carried over; nothing where bounds are given."""
+    told = {"max_groups_contributed": 8, "since": "2024-05-01T00:00:00+00:00"}
+    store = opened(tmp_path)
+    for index in (1, 2):
+        table = release({"a": index}, index=index)
+        about = json.loads(table.schema.metadata[b"dpstream"]) | {"bounds": told}
+        table = table.replace_schema_metadata({"dpstream": json.dumps(about)})
+        store.write("q", 0, index, table)
+        store.announce("q", 0, index)
+    put(store, {"a": 1}, query="other")
+    reader = ReleaseReader(tmp_path)
+    reader.look()
+
+    found = {(one.query, one.release): reader.segment(one).bounds for one in reader.after(0, 9)}
+    assert found == {("q", 1): told, ("q", 2): told, ("other", 1): None}
+    reader.close()
+
+
 def test_what_was_not_announced_is_not_seen_until_it_is(tmp_path):
     """A kill in between leaves it for the next start, in the order of the schedule."""
     store = opened(tmp_path)

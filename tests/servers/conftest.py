@@ -5,7 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.servers import KafkaServer, NatsServer, PostgresServer, RegistryServer
+from tests.support.servers import (
+    KafkaServer,
+    NatsServer,
+    ObjectServer,
+    PostgresServer,
+    RegistryServer,
+)
 
 PASSWORD = "planted-Xk7qv9-password"
 
@@ -42,6 +48,21 @@ def kafka_server(place):
 @pytest.fixture(scope="session")
 def registry(place):
     yield from running(RegistryServer(place / "registry"))
+
+
+@pytest.fixture(scope="session")
+def object_server(place):
+    yield from running(ObjectServer(place / "objects", password=PASSWORD))
+
+
+@pytest.fixture
+def objects(object_server, monkeypatch):
+    """An S3 gateway, running, with its key where clients look for it."""
+    for name, value in object_server.environment.items():
+        monkeypatch.setenv(name, value)
+    if not object_server.answers():
+        object_server.restart()
+    return object_server
 
 
 @pytest.fixture

@@ -21,14 +21,16 @@ TEXT = (ROOT / "docs" / "connectors.md").read_text()
 
 
 @pytest.fixture
-def here(tmp_path, monkeypatch, kafka, postgres, nats, registry):
+def here(tmp_path, monkeypatch, kafka, postgres, nats, registry, objects):
     """The page, with the addresses of the running servers, in an empty folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     (tmp_path / "nats.password").write_text(nats.password_file.read_text())
+    objects.bucket("clicks")
     text = TEXT
-    for usual, server in ((9092, kafka), (5432, postgres), (4222, nats), (8081, registry)):
-        text = text.replace(f"127.0.0.1:{usual}", f"127.0.0.1:{server.port}")
+    usual = {9092: kafka, 5432: postgres, 4222: nats, 8081: registry, 9000: objects}
+    for port, server in usual.items():
+        text = text.replace(f"127.0.0.1:{port}", f"127.0.0.1:{server.port}")
     return text
 
 
@@ -64,7 +66,7 @@ def test_every_option_is_on_the_page():
     connectors, options = ROOT / "src" / "dpstream" / "connectors", set()
     systems = [
         path
-        for name in ("kafka", "nats", "postgres", "delta", "iceberg")
+        for name in ("kafka", "nats", "postgres", "delta", "iceberg", "objects")
         for path in (connectors / name).iterdir()
     ]
     for path in (*connectors.glob("*.py"), *systems):

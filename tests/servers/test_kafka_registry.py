@@ -178,6 +178,28 @@ def test_a_schema_that_changes(kafka, registry, topic, uri):
     assert "the column 'user'" in bad[0].reason
 
 
+def test_a_column_by_its_new_name(kafka, registry, topic, uri):
+    """Messages from before it was renamed have it, too, also after it was renamed again."""
+    first = fields(user="string", url="string")
+    second, third = fields(user="string", page="string"), fields(user="string", site="string")
+    second["fields"][1]["aliases"], third["fields"][1]["aliases"] = ["url"], ["page"]
+    numbers = [register(registry, f"{topic}-value", one) for one in (first, second, third)]
+    rows = [{"user": "a", "url": "/a"}, {"user": "b", "page": "/b"}, {"user": "c", "site": "/c"}]
+    for number, schema, row in zip(numbers, (first, second, third), rows, strict=True):
+        tools.send(kafka, topic, [avro(number, schema, row)])
+
+    for name in ("site", "page"):
+        found, bad = read(uri, [name], rows=3)
+        assert ([one[name] for one in found], bad) == (["/a", "/b", "/c"], [])
+    with pytest.raises(InvalidInput, match="does not have the column 'url'"):  # nobody says so
+        read(uri, ["url"], rows=3)
+    other = fields(user="string", visit="long")
+    other["fields"][1]["aliases"] = ["site"]
+    register(registry, f"{topic}-value", other)
+    with pytest.raises(InvalidInput, match="a later schema calls 'visit' and makes a number"):
+        read(uri, ["visit"], rows=3)
+
+
 def test_poison_costs_only_itself(kafka, registry, topic, uri):
     """Each with a reason; the messages around it come."""
     number = register(registry, f"{topic}-value", CLICK)

@@ -4,6 +4,7 @@ Rows come while the run goes on, by a clock that the test moves. The noise is fi
 publish the same tables exactly if every step has read the same rows.
 """
 
+import json
 import logging
 import os
 from functools import partial
@@ -47,6 +48,9 @@ pytestmark = pytest.mark.servers
 class PostgresFeed:
     """Rows through a table, the newest first within a batch; releases in a schema."""
 
+    def end(self):
+        return 12
+
     def __init__(self, server):
         self.server = server
         self.connection = psycopg.connect(server.address, autocommit=True)
@@ -75,8 +79,40 @@ class PostgresFeed:
             connection.execute(f"DELETE FROM {self.name}")
 
 
+class ReplicationFeed(PostgresFeed):
+    """Rows through a table, of which the changes are read; half of them as new versions."""
+
+    def __init__(self, server):
+        super().__init__(server)
+        self.connection.execute(f"CREATE PUBLICATION {self.name} FOR TABLE {self.name}")
+        made = "SELECT pg_create_logical_replication_slot(%s, 'pgoutput')"
+        self.connection.execute(made, (self.name,))
+        self.source = f"{server.address}?table={self.name}&slot={self.name}&changes=versions"
+
+    def end(self):
+        return self.connection.execute("SELECT pg_current_wal_lsn()").fetchone()[0]
+
+    def put(self, table):
+        with psycopg.connect(self.server.address) as connection:
+            for at, row in enumerate(table.to_pylist()):
+                change = f'UPDATE {self.name} SET "user" = %(user)s, page = %(page)s, at = %(at)s'
+                if at % 2 == 0:
+                    connection.execute(f"DELETE FROM {self.name}")
+                    change = f"INSERT INTO {self.name} VALUES (DEFAULT, %(user)s, %(page)s, %(at)s)"
+                connection.execute(change, row)
+
+    def lose(self):
+        asked = "SELECT 1 FROM pg_replication_slots WHERE slot_name = %s AND active"
+        until(lambda: self.connection.execute(asked, (self.name,)).fetchone() is None)
+        moved = "SELECT pg_replication_slot_advance(%s, pg_current_wal_lsn())"
+        self.connection.execute(moved, (self.name,))
+
+
 class NatsFeed:
     """Rows through a stream as JSON; releases in another."""
+
+    def end(self):
+        return 12
 
     def __init__(self, server):
         self.server, self.stream = server, fresh(server)
@@ -97,11 +133,11 @@ class NatsFeed:
         self.stream.client.call(lambda js: js.purge_stream(self.stream.name))
 
 
-@pytest.fixture(params=["postgres", "nats"])
+@pytest.fixture(params=[PostgresFeed, ReplicationFeed, NatsFeed])
 def feeds(request):
     """Makes feeds on one server, each with rows and releases of its own."""
-    kind = {"postgres": PostgresFeed, "nats": NatsFeed}[request.param]
-    server = request.getfixturevalue(request.param)
+    kind = request.param
+    server = request.getfixturevalue(SERVERS[kind])
     made = []
 
     def make():
@@ -137,10 +173,35 @@ def start(feed, place, ticking, every=2):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", [PostgresFeed, NatsFeed, KafkaFeed])
+class DebeziumFeed(KafkaFeed):
+    """Rows through a topic, as Debezium writes them: inserts, versions, deletions, tombstones."""
+
+    def __init__(self, server):
+        super().__init__(server)
+        self.source += "&format=debezium-json&changes=versions"
+        self.sent = 0
+
+    def put(self, table):
+        messages = []
+        for at, row in enumerate(table.to_pylist()):
+            self.sent += 1
+            source = {"connector": "postgresql", "sequence": f'["1", "{self.sent}"]'}
+            events = [{"op": "cu"[at % 2], "after": row}, {"op": "d", "after": None}]
+            messages += [json.dumps(event | {"source": source}) for event in events]
+            messages.append(None)
+        kafka_tools.send(self.server, self.topic, messages, partition=0)
+
+
+SERVERS = {
+    PostgresFeed: "postgres", ReplicationFeed: "postgres", NatsFeed: "nats", KafkaFeed: "kafka",
+    DebeziumFeed: "kafka",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", SERVERS)
 def test_three_live_queries(kind, tmp_path, request):
     """Each has the rows that arrived before its triggers, and is there again after a restart."""
-    feed = kind(request.getfixturevalue(kind.__name__.removesuffix("Feed").lower()))
+    feed = kind(request.getfixturevalue(SERVERS[kind]))
     asked, hand, moments = queries(3, DIFFERENT), HandClock(), [*TIMES]
     begun = {"source": feed.source, "live": False}
     triggers = sorted({time for query in asked for time in triggers_of(query)})
@@ -336,7 +397,8 @@ def test_a_pipeline_file_names_servers(feeds, tmp_path, monkeypatch):
         privacy_unit_column = user, max_groups_contributed = 1, public_groups = ('/1', '/2'))
         page, COUNT(*) AS n FROM clicks GROUP BY page"""
     (tmp_path / "p.toml").write_text(
-        f'[source]\npath = "{feed.source}&until=12"\n[budget]\ndataset = "d"\nepsilon = 3\n'
+        f'[source]\npath = "{feed.source}&until={feed.end()}"\n'
+        '[budget]\ndataset = "d"\nepsilon = 3\n'
         f'delta = 1e-8\n[state]\npath = "state/"\n[sink]\nto = ["{feed.sink}", "delta:out/"]\n'
         f'[[query]]\nname = "live"\nsql = """{sql}"""\n'
     )

@@ -109,7 +109,9 @@ class _RecordingFlow(Flow):
             self.remembered = _RecordedKeys(most=self.remembered.most)
             self.remembered.recording, self.remembered.frozen = recording, frozen
         if self.chosen is not None:
-            self.chosen = _RecordedBounds(choices=self.chosen.choices, current=self.chosen.current)
+            self.chosen = _RecordedBounds(
+                candidates=self.chosen.candidates, current=self.chosen.current
+            )
             self.chosen.recording, self.chosen.frozen = recording, frozen
         self._before: dict[Group, Integers] = {}
 

@@ -1,6 +1,7 @@
 """Small runs on the embedded engine that tests break off, kill and damage."""
 
 import os
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -62,6 +63,18 @@ CHOOSING = query(
     epsilon=20,
 )
 """17 steps, 8 windows, 4 periods: the bounds of the last two follow from what is published."""
+CHOOSING_ALL = replace(
+    CHOOSING,
+    max_rows_per_group="auto",
+    max_rows_contributed=None,
+    aggregates=(
+        dps.Count("clicks"),
+        dps.CountUnits("users"),
+        dps.Sum("time", column="seconds", contribution_bounds_per_row=(0, "auto")),
+        dps.Avg("mean", column="seconds", contribution_bounds_per_row="auto"),
+    ),
+)
+"""The same, and rows in a group and two clamps besides."""
 
 LOOKING_BACK = dps.sql(
     """SELECT WITH DIFFERENTIAL_PRIVACY

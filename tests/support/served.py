@@ -15,10 +15,12 @@ from tests.support.processes import Command
 class Served:
     """A running `dpstream serve`."""
 
+    command = Command
+
     def __init__(self, pipeline, *options):
         environment = os.environ | {"DPSTREAM_OPERATOR_TOKEN": "a token for tests alone"}
         words = ("serve", pipeline, "--json", "--port", 0, "--operator-port", 0, "--grid", 0.1)
-        self.process = Command(
+        self.process = self.command(
             *words,
             *options,
             stdout=subprocess.PIPE,
@@ -30,6 +32,7 @@ class Served:
         assert line, self.process.stderr.read().decode()
         told = json.loads(line)
         self.public, self.operator = told["public"], told["operator"]
+        self.flight = told.get("flight")
 
     def ask(self, path, *, method="GET", body=None, side="public", **headers):
         """Status and body of one request."""

@@ -9,6 +9,7 @@ Kafka is one process in KRaft mode with a small heap. Its jars are put into .cac
 
 from __future__ import annotations
 
+import json
 import os
 import pwd
 import shutil
@@ -177,7 +178,8 @@ class PostgresServer(Server):
         """On loopback alone."""
         settings = ["listen_addresses=127.0.0.1", f"unix_socket_directories={self.folder}",
                     f"fsync={'on' if self._durable else 'off'}", "max_connections=40",
-                    "shared_buffers=64MB", "max_prepared_transactions=4"]  # fmt: skip
+                    "shared_buffers=64MB", "max_prepared_transactions=4", "wal_level=logical",
+                    "max_replication_slots=40", "max_wal_senders=40"]  # fmt: skip
         words = [word for setting in settings for word in ("-c", setting)]
         return [_found("postgres"), "-D", self.folder / "data", "-p", str(self.port), *words]
 
@@ -230,6 +232,66 @@ class NatsServer(Server):
         return [_program("nats-server") or "nats-server", "-c", self.folder / "nats.conf"]
 
 
+class ObjectServer(Server):
+    """Versity's S3 gateway over a folder, with the key `dpstream`, its secret in `secret_key`.
+
+    Folders in `buckets` are its buckets. `environment` is what clients look for.
+    """
+
+    name = "versitygw"
+
+    def __init__(self, folder: Path, *, password: str) -> None:
+        self._password = password
+        super().__init__(folder)
+
+    @staticmethod
+    def absent() -> str | None:
+        """It is built from its source."""
+        return None if _gateway().exists() else f"no {_gateway()}; run .ci/servers"
+
+    @property
+    def address(self) -> str:
+        """Its endpoint."""
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables that name it and its key."""
+        return {
+            "AWS_ENDPOINT_URL": self.address,
+            "AWS_ACCESS_KEY_ID": "dpstream",
+            "AWS_SECRET_ACCESS_KEY": self._password,
+            "AWS_REGION": "us-east-1",
+        }
+
+    @property
+    def secret_key(self) -> Path:
+        """The secret alone."""
+        return self.folder / "secret_key"
+
+    def bucket(self, name: str) -> Path:
+        """A new bucket, which is a folder."""
+        place = self.folder / "buckets" / name
+        place.mkdir(parents=True)
+        return place
+
+    def prepare(self) -> None:
+        """Write the secret."""
+        (self.folder / "buckets").mkdir(exist_ok=True)
+        self.secret_key.write_text(self._password + "\n")
+        self.secret_key.chmod(0o600)
+
+    def command(self) -> Sequence[str | Path]:
+        """On loopback alone; the key is in the environment of the shell, not among its words."""
+        run = 'ROOT_ACCESS_KEY=dpstream ROOT_SECRET_KEY="$(cat secret_key)" exec "$@"'
+        where = ["--port", f"127.0.0.1:{self.port}", "--quiet", "posix", "buckets"]
+        return ["bash", "-c", run, "bash", _gateway(), *where]
+
+
+def _gateway() -> Path:
+    return Path(".cache/versitygw/versitygw").resolve()
+
+
 class RegistryServer(Server):
     """Apicurio's registry of schemas, in memory, with Confluent's interface."""
 
@@ -260,6 +322,78 @@ class RegistryServer(Server):
         """On loopback alone."""
         where = ("-Dquarkus.http.host=127.0.0.1", f"-Dquarkus.http.port={self.port}")
         return ["java", *_JAVA, *where, "-jar", _registry_jar() or "registry.jar"]
+
+
+class ConnectServer(Server):
+    """Kafka Connect in one process, with one connector; its jars are in .cache/debezium."""
+
+    name = "Kafka Connect"
+
+    def __init__(self, folder: Path, *, kafka: KafkaServer) -> None:
+        self._kafka, self._connector = kafka, ""
+        super().__init__(folder)
+
+    @staticmethod
+    def absent() -> str | None:
+        """It needs Java and its jars."""
+        if shutil.which("java") is None:
+            return "no program java on PATH; install a Java 17"
+        found = list(_CONNECT.resolve().glob("debezium-connector-postgres-*.jar"))
+        return None if found else "no Debezium in .cache/debezium; run .ci/servers"
+
+    def prepare(self) -> None:
+        """Write its properties."""
+        converter = "org.apache.kafka.connect.json.JsonConverter"
+        self._write("worker.properties", {
+            "bootstrap.servers": self._kafka.address,
+            "listeners": f"http://127.0.0.1:{self.port}",
+            "offset.storage.file.filename": self.offsets,
+            "offset.flush.interval.ms": 200,
+            "key.converter": converter,
+            "value.converter": converter,
+        })  # fmt: skip
+
+    @property
+    def offsets(self) -> Path:
+        """Where it keeps how far it is."""
+        return self.folder / "offsets"
+
+    def kept_place(self) -> bytes | None:
+        """What it keeps, once that is behind its first snapshot."""
+        kept = self.offsets.read_bytes() if self.offsets.exists() else b""
+        return kept if b'"lsn_proc"' in kept else None
+
+    @contextmanager
+    def running(self, settings: dict[str, Any]) -> Iterator[None]:
+        """Run with a connector of these settings."""
+        self._connector = settings["name"]
+        self._write("connector.properties", settings)
+        self.start()
+        try:
+            yield
+        finally:
+            self.stop()
+
+    def answers(self) -> bool:
+        """Does the connector run?"""
+        about = f"http://127.0.0.1:{self.port}/connectors/{self._connector}/status"
+        try:
+            with urllib.request.urlopen(about, timeout=5) as answer:
+                tasks = json.load(answer)["tasks"]
+        except OSError:
+            return False
+        return [task["state"] for task in tasks] == ["RUNNING"]
+
+    def command(self) -> Sequence[str | Path]:
+        """On loopback alone."""
+        files = [self.folder / name for name in ("worker.properties", "connector.properties")]
+        run = "org.apache.kafka.connect.cli.ConnectStandalone"
+        return ["java", *_JAVA, *_LOG, "-cp", f"{_CONNECT.resolve()}/*", run, *files]
+
+    def _write(self, name: str, properties: dict[str, Any]) -> None:
+        path = self.folder / name
+        path.write_text("".join(f"{key}={value}\n" for key, value in properties.items()))
+        path.chmod(0o600)
 
 
 def _registry_jar() -> Path | None:
@@ -301,8 +435,10 @@ def _found(name: str) -> str:
 
 
 _JAVA = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx256m", "-Xms64m")
+_CONNECT = Path(".cache/debezium")
 _LOG = ("-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",)
 _CLASSES = "classes.jsa"  # loaded classes, kept beside the jars by keep_classes
+_SCRAM = "SCRAM-SHA-512"
 _CLUSTER = "ZHBzdHJlYW0tdGVzdHMtMA"  # any 16 bytes
 _SETTINGS = {
     "process.roles": "broker,controller",
@@ -377,7 +513,8 @@ class KafkaServer(Server):
         path = self.folder / "server.properties"
         path.write_text("\n".join([*lines, ""]))
         path.chmod(0o600)
-        words = self._java("kafka.tools.StorageTool", "format", "-t", _CLUSTER, "-c")
+        users = [] if self._password is None else ["--add-scram", self._scram_user(self._password)]
+        words = self._java("kafka.tools.StorageTool", "format", "-t", _CLUSTER, *users, "-c")
         done = subprocess.run(words, capture_output=True, text=True)
         if done.returncode:
             raise StateError(f"Kafka's storage cannot be formatted: {done.stderr[-2000:]}")
@@ -396,20 +533,26 @@ class KafkaServer(Server):
         """The password alone."""
         return self.folder / "password"
 
+    def _scram_user(self, password: str) -> str:
+        """A user that the broker knows from its first start on, without the password itself."""
+        return f"{_SCRAM}=[name=dpstream,password={password}]"
+
     def _secured(self, password: str) -> dict[str, str]:
         """The properties of the second listener."""
         key, certificate = _self_signed()
         self.certificate.write_text(certificate)
         self.password_file.write_text(f"{password}\n")
         self.password_file.chmod(0o600)
-        login = "org.apache.kafka.common.security.plain.PlainLoginModule"
+        modules = "org.apache.kafka.common.security"
+        plain, scram = f"{modules}.plain.PlainLoginModule", f"{modules}.scram.ScramLoginModule"
         protocols = "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,SECURE:SASL_SSL"
         own = {
             "ssl.keystore.type": "PEM",
             "ssl.keystore.key": key.replace("\n", "\\n"),
             "ssl.keystore.certificate.chain": certificate.replace("\n", "\\n"),
-            "sasl.enabled.mechanisms": "PLAIN",
-            "plain.sasl.jaas.config": f'{login} required user_dpstream="{password}";',
+            "sasl.enabled.mechanisms": f"PLAIN,{_SCRAM}",
+            "plain.sasl.jaas.config": f'{plain} required user_dpstream="{password}";',
+            f"{_SCRAM.lower()}.sasl.jaas.config": f"{scram} required;",
         }
         named = {f"listener.name.secure.{name}": value for name, value in own.items()}
         return {"listener.security.protocol.map": protocols, **named}

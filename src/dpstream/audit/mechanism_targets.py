@@ -84,6 +84,7 @@ EXTRA: dict[str, dict[str, Any]] = {
     "buc_order": {"bucket": 2},
     "sensitivity_truncation": {"options": (("threshold", 2),), "every": 2},
     "dpi": HARD_DPI,
+    "unbounded_counter": {"epochs": ((4, 0.3, 0.144502, 0.603162), (8, 0.3, 0.144502, 0.603162))},
 }
 """What a mechanism needs beside its family's parameters."""
 

@@ -22,6 +22,7 @@ from dpstream.audit.controls.broken_engine import (
     BoundedBeforeJoin,
     BoundsOffByOne,
     ChoiceChargedOnce,
+    ClampsOfAnotherPeriod,
     ColumnTypeFromData,
     ForgottenByExactCounts,
     InnerRowsAmongFew,
@@ -465,6 +466,9 @@ _CHOSEN: dict[str, Any] = {
     "every": None,
     "max_groups_contributed": "auto",
 }
+_OPEN_SUM: dict[str, Any] = {
+    "aggregates": (Sum("s", column="nth", contribution_bounds_per_row=(0, "auto")),),
+}
 _RISING: dict[str, Any] = {
     "privacy_unit_period": "24 hours",
     "groups": 16,
@@ -590,6 +594,13 @@ def query_targets() -> Catalogue:
         latched_chosen=_group_by(
             ", bounds that are chosen for each period by histograms of earlier ones.",
             **_CHOSEN,
+            groups=8,
+            privacy_unit_period="8 hours",
+            public_groups=lambda runs: range(8 * runs),
+        ),
+        latched_chosen_clamps=_group_by(
+            ", sums whose clamps are chosen for each period; the unit's value is beyond them.",
+            **_CHOSEN | _OPEN_SUM,
             groups=8,
             privacy_unit_period="8 hours",
             public_groups=lambda runs: range(8 * runs),
@@ -819,6 +830,16 @@ def query_controls() -> Catalogue:
             ),
             flow=RisingBounds,
             **_CHOSEN | _RISING,
+        ),
+        clamps_of_another_period=_control(
+            "Values have clamps of ten times what the noise of their period is for.",
+            _rows_of_unit((0, 0)),
+            flow=ClampsOfAnotherPeriod,
+            groups=1,
+            runs=(2_000, 8_000),
+            privacy_unit_period="8 hours",
+            public_groups=range,
+            **_CHOSEN | _OPEN_SUM,
         ),
         forgotten_by_exact_counts=_control(
             "A remembered key is forgotten at the end of a window in which nobody had a row in it.",

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from difflib import get_close_matches
 from typing import Any
 
+from dpstream.audit.bounds_targets import bounds_controls, bounds_targets
 from dpstream.audit.ledger_targets import ledger_controls, ledger_targets
 from dpstream.audit.mechanism_targets import mechanism_controls, mechanism_targets
 from dpstream.audit.query_targets import (
@@ -20,12 +21,14 @@ from dpstream.errors import InvalidParameter
 
 def shipped() -> Catalogue:
     """Everything that is shipped: noise itself, mechanisms, queries, ledgers."""
-    return mechanism_targets() | query_targets() | series_targets() | ledger_targets()
+    queries = query_targets() | series_targets() | bounds_targets()
+    return mechanism_targets() | queries | ledger_targets()
 
 
 def controls() -> Catalogue:
     """Forms that are known to be broken: the auditor must catch each of them."""
-    return mechanism_controls() | query_controls() | series_controls() | ledger_controls()
+    queries = query_controls() | series_controls() | bounds_controls()
+    return mechanism_controls() | queries | ledger_controls()
 
 
 def catalogue() -> Catalogue:

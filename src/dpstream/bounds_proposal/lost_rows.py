@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from fractions import Fraction
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
@@ -109,7 +110,7 @@ class Measurement:
             epsilon_of_sum=epsilon_for(PART),
         )
 
-    @property
+    @cached_property
     def noise_of_one(self) -> float:
         """Standard deviation of the sum where one row of a unit counts."""
         return 1 / math.sqrt(plan_query(self.sum_query(Asked(groups=1, rows=1, cut=1))).total)
@@ -136,6 +137,11 @@ class Measurement:
             report_bias=False,
         )
 
+    def lost_table(self, facts: UnitFacts, about: Asked) -> pa.Table:
+        """What the sum is of: one row per unit, and none beyond the cut."""
+        lost = lost_rows(facts, about.groups, about.rows)
+        return pa.table(unit_columns(facts, self.asked) | {LOST: lost.clip(0, about.cut)})
+
     def check_room(self, facts: UnitFacts, *, ledger: Any, **payer: Any) -> None:
         """Refuse what the book cannot pay in full, before a part of it is paid."""
         open_provisional(self.terms, ledger=ledger, dataset=payer["dataset"])
@@ -148,7 +154,7 @@ class Measurement:
             nobody = fact_rows(facts, self.asked, self.names)[:0]
             ask(self.asked, nobody, state=None, ledger=trial, **payer)
             about = Asked(groups=1, rows=1, cut=1)
-            nothing = lost_table(facts, self.asked, about)[:0]
+            nothing = self.lost_table(facts, about)[:0]
             ask(self.sum_query(about), nothing, state=None, ledger=trial, **payer)
 
     def note(self, folder: Path) -> None:
@@ -171,7 +177,7 @@ class Measurement:
             place, plan = _state_of_sum(state), read_plan(state) or {}
             about = Asked(**plan["asked"]) if "asked" in plan else about
             replace(_plan(state), json.dumps(plan | {"asked": asdict(about)}).encode())
-        table = lost_table(facts, self.asked, about)
+        table = self.lost_table(facts, about)
         return measured_sum(ask(self.sum_query(about), table, state=place, **payer), about)
 
 
@@ -183,12 +189,6 @@ def lost_rows(facts: UnitFacts, groups: int, rows: int) -> Reals:
     kept = facts.kept_rows(rows) * (groups / facts.groups.clip(min=groups))
     lost: Reals = facts.kept_rows(math.inf) - kept
     return lost
-
-
-def lost_table(facts: UnitFacts, asked: Query, about: Asked) -> pa.Table:
-    """One row per unit; no row is beyond the cut."""
-    lost = lost_rows(facts, about.groups, about.rows)
-    return pa.table(unit_columns(facts, asked) | {LOST: lost.clip(0, about.cut)})
 
 
 def kept_sum(folder: Path, plan: Mapping[str, Any]) -> Measured | None:

@@ -15,6 +15,7 @@ import hashlib
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import asdict, dataclass, field, replace
 from fractions import Fraction
 from functools import lru_cache, partial
@@ -351,13 +352,12 @@ def from_histograms(
     `lost`: what some bounds were measured to leave out. It changes what is said of bounds, and not
     which are proposed: those are the ones that it was measured for.
     """
-    log = _Log(histograms, columns, share)
+    log = _log_of(histograms, tuple(columns), share)
     found = _least_error(query, log, key_size)
     if lost is None:
         return found
-    log.correct(lost)
     bounds = found["max_groups_contributed"], found["max_rows_per_group"]
-    return _least_error(query, log, key_size, bounds)
+    return _least_error(query, log.corrected(lost), key_size, bounds)
 
 
 def asked_about(
@@ -369,7 +369,7 @@ def asked_about(
     taken to have as many rows each.
     """
     bounds = found["max_groups_contributed"], found["max_rows_per_group"]
-    lost, units = _Log(histograms, (), 1.0).losses(*bounds)
+    lost, units = _log_of(histograms, (), 1.0).losses(*bounds)
     beyond = np.array([units @ np.maximum(lost - cut, 0.0) for cut in COUNTS])
     cut = COUNTS[np.argmin(np.hypot(measurement.noise_of_one * COUNTS, beyond))]
     return Asked(groups=bounds[0], rows=bounds[1], cut=int(cut))
@@ -548,14 +548,15 @@ class _Log:
         lost = 1 - self._kept(groups, rows) / self.total if self.total else 0.0
         return 1 - min(lost * self._times, 1.0)
 
-    def correct(self, lost: Measured) -> None:
-        """Believe what some bounds were measured to leave out, and scale that of others."""
-        bounds = lost.asked.groups, lost.asked.rows
+    def corrected(self, lost: Measured) -> _Log:
+        """The log as a sum of lost rows shows it: told for its bounds, scaled for others."""
+        bounds, found = (lost.asked.groups, lost.asked.rows), copy(self)
         fitted = 1 - self.kept(*bounds)
         share = min(lost.rows / self.total, 1.0) if self.total else 0.0
-        self._lost = (*bounds, share)
+        found._lost = (*bounds, share)
         if fitted > 0:
-            self._times = min(max(share / fitted, 1 / _MOST_TIMES), _MOST_TIMES)
+            found._times = min(max(share / fitted, 1 / _MOST_TIMES), _MOST_TIMES)
+        return found
 
     def losses(self, groups: int, rows: int) -> tuple[Reals, Reals]:
         """(rows that a unit loses by these bounds, how many units lose so many)."""
@@ -574,6 +575,12 @@ class _Log:
         top = max(of.quantile(1 - 1e-4), 1.0)
         grid = [int(each) for each in COUNTS if each <= min(1.5 * top + 1, largest)]
         return grid or [1]
+
+
+@lru_cache(maxsize=2)
+def _log_of(histograms: Histograms, columns: tuple[str, ...], share: float) -> _Log:
+    """Fitted once for all that one question reads off them."""
+    return _Log(histograms, columns, share)
 
 
 class _Noise:
@@ -610,6 +617,12 @@ class _Noise:
             more = 1 if measure.kind in ("units", "round") else rows / min(rows, 2)
             found.append(steps * float(measure.quantum) * more)
         return found
+
+
+@lru_cache(maxsize=2)
+def _noise_of(query: Query) -> _Noise:
+    """Calibrated once for all bounds that one question compares."""
+    return _Noise(query)
 
 
 def _with_bounds(query: Query, groups: int, rows: int, clamps: Mapping[str, Clamps]) -> Query:
@@ -666,7 +679,7 @@ def _least_error(
 ) -> dict[str, Any]:
     """The bounds of least error (or those that are given), and the trade-off around them."""
     start = {name: values.signs for name, values in log.values.items()}
-    noise = _Noise(_with_bounds(query, 1, 1, start))
+    noise = _noise_of(_with_bounds(query, 1, 1, start))
     most = math.inf if query.reachable is None else query.reachable
     candidates = log.most(log.groups, most)
     rows_of_all = max(log.rows, key=lambda each: each.quantile(1 - 1e-4))

@@ -16,8 +16,10 @@ from dpstream.cli.command_options import (
 )
 from dpstream.cli.output import AsJson, print_json
 from dpstream.cli.sql_command import Functions, Params, Settings, compile_text, public_tables
+from dpstream.connectors.storage import safe_name
 from dpstream.errors import InvalidParameter
 from dpstream.explanation import explain as explain_query
+from dpstream.privacy.state.inspection import bounds_in_words, chosen_bounds
 from dpstream.session import with_tables
 from dpstream.session.budget import AnyQuery
 from dpstream.session.pipeline import load_pipeline
@@ -69,7 +71,8 @@ def _explain_pipeline(
         raise InvalidParameter(
             f"--set, --param and --function go with SQL; change the query in {path}"
         )
-    queries: dict[str, AnyQuery] = {query.name: query for query in load_pipeline(path).queries}
+    pipeline = load_pipeline(path)
+    queries: dict[str, AnyQuery] = {query.name: query for query in pipeline.queries}
     if name is not None and name not in queries:
         raise InvalidParameter(
             f"{path} has no query {name!r}; its queries are {', '.join(queries)}"
@@ -77,7 +80,14 @@ def _explain_pipeline(
     explanations = {
         each: explain_query(query) for each, query in queries.items() if name in (None, each)
     }
+    bounds = {each: chosen_bounds(pipeline.state / safe_name(each)) for each in explanations}
     if as_json:
-        print_json({each: one.to_json() for each, one in explanations.items()})
-    else:
-        print("\n\n".join(f"QUERY {each}\n\n{one.text()}" for each, one in explanations.items()))
+        told = {each: {"bounds_now": now} for each, now in bounds.items() if now is not None}
+        print_json({each: one.to_json() | told.get(each, {}) for each, one in explanations.items()})
+        return
+    parts = []
+    for each, one in explanations.items():
+        parts.append(f"QUERY {each}\n\n{one.text()}")
+        if (now := bounds[each]) is not None:
+            parts.append(f"BOUNDS NOW (as releases say)\n  {bounds_in_words(now)}")
+    print("\n\n".join(parts))

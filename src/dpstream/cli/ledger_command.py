@@ -172,7 +172,7 @@ def open_book(
     elif privacy_unit == "user" and window is None and measure != "rho":
         period = privacy_unit_period
         if period != "forever":
-            period = in_words(duration(period, "--privacy-unit-period"))
+            period = in_words(duration(period, "--privacy-unit-period", calendar=True))
         terms = promise(
             epsilon=epsilon,
             delta=delta,

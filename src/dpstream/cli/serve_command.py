@@ -38,6 +38,24 @@ def serve(
     path: Annotated[Path, Argument(metavar="PIPELINE", help="A pipeline.toml file.")],
     host: Annotated[str, _Public(help="Where the public side listens.")] = "127.0.0.1",
     port: Annotated[int, _Public(min=0, max=65535, help="Its port; 0: any.")] = 8000,
+    flight: Annotated[
+        int | None,
+        _Public(
+            "--flight",
+            min=0,
+            max=65535,
+            metavar="PORT",
+            help="Give releases by Arrow Flight, too, at this port of the public side; 0: any.",
+        ),
+    ] = None,
+    flight_token: Annotated[
+        Path | None,
+        _Public(
+            "--flight-token-file",
+            help="Whoever asks for flights needs the token in this file, which is made if it is "
+            "not there; without it they are as open as the feed.",
+        ),
+    ] = None,
     operator_host: Annotated[str, _Operator(help="Where the operator side listens.")] = "127.0.0.1",
     operator_port: Annotated[int, _Operator(min=0, max=65535, help="Its port; 0: any.")] = 8001,
     token_file: TokenFile = None,
@@ -96,6 +114,8 @@ def serve(
     use_log(log_format, log_level)
     if (tls_cert is None) != (tls_key is None):
         raise InvalidParameter("--tls-cert and --tls-key go together; give both")
+    if flight_token is not None and flight is None:
+        raise InvalidParameter("--flight-token-file says who may ask at --flight PORT; give both")
     server = _needed()
     load = load_pipeline if no_run else load_current
     pipeline = with_engine(load(path), engine).asked_by(who)
@@ -104,6 +124,8 @@ def serve(
         port=port,
         operator_host=operator_host,
         operator_port=operator_port,
+        flight_port=flight,
+        flight_token=None if flight_token is None else server.read_token(flight_token),
         certificate=tls_cert,
         key=tls_key,
         plain_http=allow_plain_http,
@@ -130,12 +152,14 @@ def serve(
     make_directory(pipeline.state, mode=0o700)
     token = server.load_token(token_file or pipeline.state / "operator.token")
 
-    def tell(public: str, operator: str) -> None:
+    def tell(public: str, operator: str, flights: str | None = None) -> None:
         if as_lines:
             about = {"public": public, "operator": operator, "token": token.source}
-            print(json.dumps(about), flush=True)
+            print(json.dumps(about | ({"flight": flights} if flights else {})), flush=True)
             return
         print(f"page and feed: {public}/", flush=True)
+        if flights:
+            print(f"flights: {flights}", flush=True)
         note(f"operator: {operator}/health, with the token from {token.source}; Ctrl-C stops")
         if first:
             note(

@@ -30,7 +30,7 @@ from dpstream.privacy.state.backup import (
     wrapping_in_use,
 )
 from dpstream.privacy.state.input_log import logged_quarantine
-from dpstream.privacy.state.inspection import describe, find_faults, saved_step
+from dpstream.privacy.state.inspection import bounds_in_words, describe, find_faults, saved_step
 from dpstream.privacy.state.run_directory import (
     About,
     adopt,
@@ -246,6 +246,8 @@ def inspect_directory(folder: Folder, as_json: AsJson = False) -> None:
                 f"  windows: {windows['minted']} begun, {windows['final']} final, "
                 f"{len(windows['open'])} open, {lost} given up"
             )
+        if one["bounds"] is not None:
+            print(f"  bounds: {bounds_in_words(one['bounds'])}")
         here = "" if one["ledger"]["here"] else " (not there)"
         size = f"{counted(one['files'], 'file')}, {counted(one['bytes'], 'byte')}"
         print(f"  ledger {one['ledger']['path']}{here}; {size}")

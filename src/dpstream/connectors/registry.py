@@ -27,7 +27,7 @@ from dpstream.connectors.files.size_limits import SizeLimits
 from dpstream.connectors.files.source import SUFFIXES, Files, GrowingDirectory, suffix
 from dpstream.connectors.memory import table_source
 from dpstream.connectors.pipes import StandardInput, StdoutSink
-from dpstream.connectors.server_base import ServerOptions, is_uri
+from dpstream.connectors.server_base import OBJECT_STORES, ServerOptions, is_uri
 from dpstream.connectors.shared import AllSinks, UpsertSink
 from dpstream.errors import InvalidInput, InvalidParameter, MissingDependency
 from dpstream.records import Sink, Source, UpsertingSink
@@ -63,6 +63,7 @@ _PACKAGES = {
     "iceberg": "pyiceberg",
     "kafka": "confluent_kafka",
     "nats": "nats",
+    "objects": "obstore",
     "postgres": "psycopg",
 }
 """By extra."""
@@ -77,9 +78,17 @@ SOURCES = {
         "standard input: CSV or JSON lines",
         promise="exactly once with --state: rows are kept there before they count",
     ),
+    "objects": Connector(
+        "s3://bucket/clicks/",
+        "objects of CSV, JSON lines or Parquet (s3://, gs://, az://); with live, a prefix that "
+        "grows",
+        "objects",
+        "exactly once: by key and position, with a digest of what was read",
+    ),
     "kafka": Connector(
         "kafka://127.0.0.1:9092/clicks?format=json",
-        "a Kafka topic: JSON, CSV or Arrow messages; with registry= Avro, JSON Schema, Protobuf",
+        "a Kafka topic: JSON, CSV or Arrow messages; changes by Debezium (format=debezium-json); "
+        "with registry= Avro, JSON Schema, Protobuf",
         "kafka",
         "exactly once: by the topic's id, partition and offset",
     ),
@@ -91,9 +100,9 @@ SOURCES = {
     ),
     "postgres": Connector(
         "postgres://user@127.0.0.1:5432/database?table=clicks&key=id",
-        "a table of PostgreSQL that grows, by its key",
+        "a table of PostgreSQL that grows, by its key; with slot= its changes",
         "postgres",
-        "exactly once: by a key that grows, behind transactions that are open",
+        "exactly once: by a key that grows, behind open transactions, or by a place in the log",
     ),
     "delta": Connector(
         "delta:clicks/",
@@ -113,6 +122,12 @@ SINKS = {
         "out/",
         "a file for each release: Parquet, csv:out/ or jsonl:out/",
         promise="exactly once: by the file's name",
+    ),
+    "objects": Connector(
+        "s3://bucket/releases/",
+        "an object for each release (s3://, gs://, az://): Parquet, ?format=csv or jsonl",
+        "objects",
+        "exactly once: by the object's key, which only the first writer makes",
     ),
     "-": Connector(
         "-",
@@ -170,6 +185,8 @@ SINKS = {
 UPSERT = "upsert:"
 """Before the name of a sink: its releases replace those before them."""
 OUTPUTS = ("append", "upsert")
+_FOLDERS = {"postgresql": "postgres"} | dict.fromkeys(OBJECT_STORES, "objects")
+"""The connector of a scheme, if it has not its name."""
 _SCHEME = re.compile("[A-Za-z][A-Za-z0-9+.-]*")
 _DATABASES: dict[str, Callable[[Path], Sink]] = {
     ".sqlite": SqliteSink,
@@ -196,8 +213,8 @@ def open_source(
     if type(spec).__module__.startswith("polars.lazyframe"):
         spec = spec.collect()
     if is_uri(spec):
-        source: Source = open_uri("source", spec, options)
-        return source
+        named: Source = open_uri("source", spec, options, growing=growing, on_damage=on_damage)
+        return named
     opened = spec if isinstance(spec, Source) else table_source(spec)
     if opened is not None and options:
         raise InvalidParameter(f"a table, or a source that is open, has no options; got {options}")
@@ -281,16 +298,18 @@ def _upserting(sink: Any, spec: Any) -> UpsertSink:
     return UpsertSink(sink)
 
 
-def open_uri(kind: str, uri: str, more: Mapping[str, Any] | None = None) -> Any:
-    """The `kind` ("source" or "sink") that a server's URI names, with further options."""
+def open_uri(kind: str, uri: str, more: Mapping[str, Any] | None = None, **as_files: Any) -> Any:
+    """The `kind` ("source" or "sink") that a server's URI names, with further options.
+
+    `as_files`: how objects are read, which are files to us.
+    """
     options = ServerOptions(uri, more)
-    if options.scheme == "postgresql":  # both are usual
-        options.scheme = "postgres"
     connectors = SOURCES if kind == "source" else SINKS
-    servers = {name: each for name, each in connectors.items() if is_uri(each.example)}
-    connector = servers.get(options.scheme)
-    if connector is None:
-        schemes = ", ".join(f"{scheme}://" for scheme in servers if scheme != "delta")
+    name = _FOLDERS.get(options.scheme, options.scheme)
+    connector = connectors.get(name)
+    if connector is None or not is_uri(connector.example):
+        known = [each.example for each in connectors.values() if "://" in each.example]
+        schemes = ", ".join(f"{example.partition('://')[0]}://" for example in known)
         raise InvalidParameter(
             f"there is no {kind} {options.scheme}://; there are {schemes}; a path has no scheme"
         )
@@ -299,8 +318,9 @@ def open_uri(kind: str, uri: str, more: Mapping[str, Any] | None = None) -> Any:
             f"{options.where} needs the package {connector.package}: "
             f"pip install 'dpstream[{connector.extra}]'"
         )
-    module = import_module(f"dpstream.connectors.{options.scheme}.{kind}")
-    source_or_sink = module.from_options(options)
+    module = import_module(f"dpstream.connectors.{name}.{kind}")
+    about = as_files if options.scheme in OBJECT_STORES else {}
+    source_or_sink = module.from_options(options, **about)
     options.finish()
     return source_or_sink
 

@@ -130,6 +130,15 @@ def is_uri(spec: Any) -> bool:
     return isinstance(spec, str) and ("://" in spec or spec.startswith("delta:"))
 
 
+OBJECT_STORES = ("s3", "gs", "az")
+"""Schemes of object stores, whose objects are read like files."""
+
+
+def is_object_uri(spec: Any) -> bool:
+    """Does it name objects of a store?"""
+    return isinstance(spec, str) and spec.partition("://")[0] in OBJECT_STORES and is_uri(spec)
+
+
 class ServerOptions:
     """The options that a user gave to a connector, each taken once.
 

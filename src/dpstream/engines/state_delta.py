@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from dpstream.counting.noise_process import KeyedNoise
 from dpstream.group_by.bounding import pair_table, unit_table
+from dpstream.group_by.chosen_bounds import unit_facts
 from dpstream.group_by.contributions import contribution_table, distinct_tables
 from dpstream.group_by.flow import Flow
 from dpstream.group_by.grouping_sets import counts_in_sets
@@ -153,7 +154,7 @@ def _unit_tables(flow: Flow, owner: Owner) -> dict[str, list[HashTable]]:
         tables = {"tables": [b.windows.setdefault(number, pair_table(b.bounds)) for b in units]}
         if flow.query.totals and flow.query.counts_units:
             tables["counted"] = [b.counted_pairs.setdefault(number, HashTable()) for b in units]
-        if flow.query.choices:
+        if flow.query.candidates:
             tables["reached"] = [b.reached_pairs.setdefault(number, HashTable(1)) for b in units]
         if counts_in_sets(flow.query):
             tables["sets"] = [b.set_pairs.setdefault(number, HashTable()) for b in units]
@@ -168,8 +169,8 @@ def _unit_tables(flow: Flow, owner: Owner) -> dict[str, list[HashTable]]:
     tables = {"tables": [b.periods.setdefault(number, unit_table()) for b in units]}
     if flow.query.totals:
         tables["dropped"] = [b.dropped.setdefault(number, HashTable(1)) for b in units]
-    if flow.query.choices:
-        tables["reached"] = [b.reached.setdefault(number, HashTable(1)) for b in units]
+    if flow.query.candidates:
+        tables["reached"] = [b.reached.setdefault(number, unit_facts(flow.query)) for b in units]
     return tables
 
 
@@ -199,7 +200,7 @@ def _restore_held(flow: Flow, window: int, delta: dict[str, Any]) -> None:
 def _group_buckets(flow: Flow, window: int) -> list[GroupBucket]:
     """The groups of a window, its totals if they are counted, the histogram of its period."""
     buckets = [*flow.groups(window), *([flow.totals(window).bucket] if flow.query.totals else [])]
-    if flow.query.choices and flow.ends_period(window):
+    if flow.query.candidates and flow.ends_period(window):
         buckets.append(flow.histogram(window).bucket)
     return buckets
 

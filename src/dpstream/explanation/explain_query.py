@@ -71,7 +71,7 @@ def explain(query: Query | SeriesQuery) -> Explanation:
         return _explain_series(query.starting(0))
     query = query.starting(0)
     plan = plan_query(query)
-    told = _explain_choices(plan) if plan.query.choices else _explain_group_by(plan)
+    told = _explain_choices(plan) if plan.query.candidates else _explain_group_by(plan)
     if query.totals and not plan.query.totals:
         told.budget["words"] += (
             "; what the bounds drop is not measured: over so many releases floating point takes "
@@ -104,13 +104,22 @@ def _explain_group_by(plan: NoisePlan) -> Explanation:
 def _explain_choices(plan: NoisePlan) -> Explanation:
     """The plan of the first period, and how the bounds of the others are chosen."""
     query = plan.query
-    told = _explain_group_by(plan.of_groups(query.first_choice))
-    choices = query.choices
-    bounds = told.bounds | {"least_groups": choices[0], "most_groups": choices[-1]}
+    told = _explain_group_by(plan.of_bounds(query.first_bounds))
+    bounds, ranges = dict(told.bounds), []
+    for each in query.candidates:
+        least, most, first = (
+            f"{float(edge):g}" for edge in (each.edges[0], each.edges[-1], each.first)
+        )
+        of_rows = each.kind not in ("groups", "rows")
+        what = f"a clamp of {each.kind}" if of_rows else f"a bound on {each.kind}"
+        ranges.append(f"{what} from {least} to {most}, {first} in the first ones")
+        if not of_rows:
+            ends = {"least": each.edges[0], "most": each.edges[-1]}
+            bounds |= {f"{end}_{each.kind}": int(edge) for end, edge in ends.items()}
     does = (
-        f"each period of {query.period_in_words} has a bound on groups of its own, fixed before "
-        f"its first row: from {choices[0]} to {choices[-1]}, by noisy histograms of the "
-        f"{PERIODS} periods before; the first ones have {query.first_choice}, as is told here"
+        f"each period of {query.period_in_words} has bounds of its own, fixed before its first "
+        f"row: {'; '.join(ranges)}. They follow from noisy histograms of the {PERIODS} periods "
+        "before; what is told here is of the first ones"
     )
     at = next(number for number, each in enumerate(told.stages) if each.stage == "bound")
     stages = [*told.stages[:at], Stage("choose", does), *told.stages[at:]]

@@ -26,6 +26,7 @@ from dpstream.group_by.bounding import KeepMask, UnitBucket
 from dpstream.group_by.cell_sums import CellSums, read_cells
 from dpstream.group_by.chosen_bounds import (
     ChosenBounds,
+    clamp_rows,
     count_reached,
     digest_of,
     last_window_of,
@@ -167,9 +168,10 @@ class Flow:
         """Bound a step's rows. This looks at units alone: meanwhile, groups may be published."""
         bounded = []
         for window, period, rows in self.rows_of_step(step, slices):
+            reached = self.count_reached(window, period, rows)
+            rows = self.clamp(window, rows)
             keep_mask = self.bound(window, period, rows)
             totals = self.count_totals(window, period, rows, keep_mask)
-            reached = self.count_reached(window, period, rows)
             rows = self.contributions(window, rows, keep_mask)
             if self.query.grouping_sets:
                 rows, keep_mask = self.in_every_set(window, rows, keep_mask)
@@ -230,16 +232,17 @@ class Flow:
         self.chosen.take_in_table(self.plan, due.window, sums)
         histogram = self.noisy_histogram(due, spend)
         if histogram:
-            self.chosen.take_in_histogram(period_of(self.query, due.window), histogram)
+            self.chosen.take_in_histogram(self.query, period_of(self.query, due.window), histogram)
 
     def noisy_histogram(self, due: DueRelease, spend: NoiseStreams) -> tuple[int, ...]:
-        """The histogram of a period's units with noise, at the last table of its last window."""
+        """The histograms of a period's units with noise, at the last table of its last window."""
         last = due.release == due.releases
         if self.chosen is None or not last or not self.ends_period(due.window):
             return ()
         streams = [
-            spend.noise_stream(window=due.window, column=f"units by groups, bin {number}", part=0)
-            for number in range(len(self.query.choices) + 1)
+            spend.noise_stream(window=due.window, column=name, part=0)
+            for each in self.query.candidates
+            for name in each.bins
         ]
         return self.histogram(due.window).noisy(self.plan.histogram, 1, streams)
 
@@ -251,8 +254,8 @@ class Flow:
         """The plan with the bounds that a window has; None: its period has not begun."""
         if self.chosen is None:
             return self.plan
-        groups = self.chosen.groups_of(self.query, window)
-        return None if groups is None else self.plan.of_groups(groups)
+        bounds = self.chosen.bounds_of(self.query, window)
+        return None if bounds is None else self.plan.of_bounds(bounds)
 
     def _bounded_as(self, window: int) -> NoisePlan:
         plan = self.plan_of(window)
@@ -305,12 +308,12 @@ class Flow:
     ) -> Iterable[tuple[int, int, Rows]]:
         """Rows of periods that have begun; others, dated ahead, wait until theirs has bounds."""
         held = self.state.held
-        for window in sorted(w for w in held if chosen.groups_of(self.query, w) is not None):
+        for window in sorted(w for w in held if chosen.bounds_of(self.query, w) is not None):
             pieces = [(rows, 0, len(rows)) for rows in held.pop(window)]
             for _, period, rows in rows_by_window(pieces, self._join):
                 yield window, period, replace(rows, steps=np.full(len(rows), step, np.int64))
         for window, period, rows in rows_by_window(slices, self._join):
-            if chosen.groups_of(self.query, window) is not None:
+            if chosen.bounds_of(self.query, window) is not None:
                 yield window, period, rows
             else:
                 held.setdefault(window, []).append(rows_at(rows, np.arange(len(rows))))
@@ -383,6 +386,13 @@ class Flow:
         counts = self.workers.each(count_bucket, self.state.units, places, size=len(rows))
         changes: Integers = np.sum(counts, axis=0)
         return changes
+
+    def clamp(self, window: int, rows: Rows) -> Rows:
+        """The rows with the clamps of their period, where these are chosen."""
+        if not self.query.choose_clamps:
+            return rows
+        bounded = self._bounded_as(window).query
+        return replace(rows, values=clamp_rows(self.query, bounded, rows.values))
 
     def contributions(self, window: int, rows: Rows, keep_mask: KeepMask) -> Rows:
         """The rows with what they add to what is bounded for each unit and group, if anything is.
@@ -514,7 +524,8 @@ class Flow:
             order = self._orders.setdefault(due.window, order)
         sums, keys = order.arrange(buckets, noisy)
         chosen = None if self.chosen is None else self.chosen.describe(self.query, due.window)
-        return self.tables.table(step, due, sums, keys, totals, chosen=chosen)
+        bounded = self.plan_of(due.window)
+        return self.tables.table(step, due, sums, keys, totals, chosen=chosen, bounded=bounded)
 
     # State.
 
@@ -547,9 +558,9 @@ class Flow:
         return self.state.totals.setdefault(window, Totals(self.query.totals))
 
     def histogram(self, window: int) -> Totals:
-        """The histogram of the units of a window's period."""
+        """The histograms of the units of a window's period, one after another."""
         last = last_window_of(self.query, period_of(self.query, window))
-        bins = [Measure(kind="rows") for _ in range(len(self.query.choices) + 1)]
+        bins = [Measure(kind="rows") for each in self.query.candidates for _ in each.bins]
         return self.state.histograms.setdefault(last, Totals(bins))
 
     def _window_plan(self, window: int) -> WindowPlan:

@@ -36,6 +36,7 @@ from dpstream.query.aggregates import (
 from dpstream.query.column_types import Types
 from dpstream.query.grouping_sets import GROUPING_ID
 from dpstream.query.noise_plan import USUAL_INTERVAL, NoisePlan, laplace_reach
+from dpstream.query.query import Query
 from dpstream.query.row_spec import Earlier, LooksBack, RowSpec
 from dpstream.query.schedule import DueRelease
 from dpstream.query.series_query import SeriesQuery
@@ -150,15 +151,14 @@ class ReleaseTables:
         totals: Sequence[int] = (),
         *,
         chosen: Mapping[str, Any] | None = None,
+        bounded: NoisePlan | None = None,
     ) -> pa.Table:
         """What is published of groups with these noisy sums (groups x measures) and keys.
 
         `totals`: those of the window, with noise, where the query has any. `chosen`: the bounds of
-        the window, where they are chosen.
+        the window, where they are chosen, in words; `bounded`: the plan with them.
         """
-        bounded = self.plan
-        if chosen is not None:
-            bounded = self.plan.of_groups(chosen["max_groups_contributed"])
+        bounded = bounded or self.plan
         query, plan = self.plan.query, bounded.window(due.releases)
         span, time = query.schedule.span(due.window), query.schedule.time_of(step)
         keys = no_keys(query, self.types) if keys is None else keys
@@ -169,7 +169,9 @@ class ReleaseTables:
         finish: object = query.finish
         if isinstance(finish, LooksBack):
             finish = partial(finish.look_back, window=due.window, earlier=self.earlier)
-        release = self._columns(sums, stddevs, keys, bias, place, finish, plan.scales)
+        release = self._columns(
+            sums, stddevs, keys, bias, place, finish, plan.scales, bounded.query
+        )
         if not release.schema.equals(self.schema):
             known, new = (
                 ", ".join(f"{field.name} ({field.type})" for field in schema)
@@ -217,9 +219,10 @@ class ReleaseTables:
         place: Place,
         finish: Any,
         scales: Sequence[Fraction],
+        bounded: Query | None = None,
     ) -> pa.Table:
         """All columns of a table, after the query's own post-processing."""
-        query, levels = self.plan.query, None
+        query, levels = bounded or self.plan.query, None
         if query.grouping_sets:
             levels = make_consistent(query, sums, stddevs, keys)
             keys = levels.keys
@@ -276,7 +279,7 @@ class ReleaseTables:
         bounded: NoisePlan | None = None,
     ) -> Bias | None:
         """What the totals of a window say at a release."""
-        query = self.plan.query
+        query = (bounded or self.plan).query
         if not query.totals:
             return None
         size = len(query.totals)

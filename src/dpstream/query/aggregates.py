@@ -31,6 +31,7 @@ from scipy.special import ndtri
 from dpstream.errors import InvalidParameter
 from dpstream.privacy.amounts import Amount, exact, positive
 from dpstream.privacy.state.identity import Identified
+from dpstream.query.period_bounds import AUTO, CLAMPS, FINEST, STEPS, is_auto
 from dpstream.records import Integers, Reals
 
 
@@ -284,6 +285,8 @@ class Sum(Identified, identity="sum", keys="name column lo hi quantum"):
 
     With `contribution_bounds_per_group` no row is clamped, and all rows count of a unit that is in
     a group, whatever `max_rows_per_group` is: what they add up to is clamped (`SumPerGroup`).
+    "auto", or (0, "auto") for values that are not below 0: each period of units gets clamps that
+    noisy histograms of earlier periods speak for.
 
     >>> spent = Sum("spent", column="price", contribution_bounds_per_row=(0, 50))
     >>> float(spent.lo), float(spent.hi)
@@ -292,7 +295,7 @@ class Sum(Identified, identity="sum", keys="name column lo hi quantum"):
 
     name: str
     column: str = field(kw_only=True)
-    contribution_bounds_per_row: tuple[Amount, Amount] | None = field(
+    contribution_bounds_per_row: tuple[Amount, Amount] | str | None = field(
         kw_only=True, default=None, repr=False
     )
     contribution_bounds_per_group: tuple[Amount, Amount] | None = field(
@@ -323,6 +326,9 @@ class Sum(Identified, identity="sum", keys="name column lo hi quantum"):
                 "none: give it contribution_bounds_per_row"
             )
         given: Any = getattr(self, argument)
+        if is_auto(given):
+            self._leave_open(given)
+            return
         if not isinstance(given, tuple | list) or len(given) != 2:
             raise InvalidParameter(f"{self.name!r} needs {argument}=(lo, hi); got {given!r}")
         lo, hi = exact(given[0], "lo"), exact(given[1], "hi")
@@ -343,6 +349,36 @@ class Sum(Identified, identity="sum", keys="name column lo hi quantum"):
         exact_values = {argument: (lo, hi), "lo": lo, "hi": hi}
         for name, value in (exact_values | {"quantum": quantum}).items():
             object.__setattr__(self, name, value)
+
+    def _leave_open(self, given: Any) -> None:
+        """Its clamps are chosen for each period; until then values wait on a fine grid."""
+        problem = ""
+        if self.per_unit:
+            problem = "bounds of all rows of a unit in a group are not chosen; give two numbers"
+        elif type(self) not in (Sum, Avg, AvgOfValues):
+            problem = f"the clamps of {type(self).__name__} are not chosen; give two numbers"
+        elif self.quantum not in (None, FINEST):
+            problem = "its grid is chosen with its clamps; leave quantum out"
+        elif given != AUTO and (exact(given[0], "lo") != 0 or type(self) is not Sum):
+            problem = "write 'auto', or of a Sum whose values are not below 0 (0, 'auto')"
+        if problem:
+            raise InvalidParameter(f"{self.name!r} has the bounds {given!r}: {problem}")
+        lo = -CLAMPS[-1] if given == AUTO else Fraction(0)
+        kept = AUTO if given == AUTO else (Fraction(0), AUTO)
+        found = {"contribution_bounds_per_row": kept, "lo": lo, "hi": CLAMPS[-1]}
+        for name, value in found.items():
+            object.__setattr__(self, name, value)
+        object.__setattr__(self, "quantum", FINEST)
+
+    @property
+    def is_open(self) -> bool:
+        """Are its clamps chosen for each period?"""
+        return is_auto(self.contribution_bounds_per_row)
+
+    def clamped_at(self, clamp: Fraction) -> Any:
+        """The same with the clamp of one period."""
+        bounds = (-clamp if self.lo < 0 else Fraction(0), clamp)
+        return replace(self, contribution_bounds_per_row=bounds, quantum=clamp / STEPS, chosen=True)
 
     def measures(self, one_row: bool) -> tuple[Measure, ...]:
         """The clamped values."""

@@ -22,7 +22,17 @@ from dpstream.privacy.ledger.charges import Terms
 from dpstream.privacy.query_spend import ALL_PERIODS, PaidPeriods
 from dpstream.query.aggregates import Measure
 from dpstream.query.query import Query
-from dpstream.query.windows import DAY, Ticks, duration, instant, keeps_its_offset
+from dpstream.query.windows import (
+    DAY,
+    Ticks,
+    Tumble,
+    duration,
+    instant,
+    keeps_its_offset,
+    longest,
+    months_in,
+    shortest,
+)
 
 FOREVER = "forever"
 
@@ -57,7 +67,7 @@ def book_ticks(terms: Terms) -> Ticks | None:
     if terms.unit != "user" or terms.period == FOREVER:
         return None
     origin = instant("1970-01-01", "the first period", terms.time_zone)
-    size = duration(terms.period, "the period of the book")
+    size = duration(terms.period, "the period of the book", calendar=True)
     return Ticks(origin=origin, size=size, zone=terms.time_zone)
 
 
@@ -79,7 +89,7 @@ def book_share(query: Query, book: Terms) -> BookShare:
     if query.period_in_words == book.period:
         return BookShare(periods=_with_own(query.paid_periods, 1, periods_in_a_window(query)))
     for name, wrong in {
-        "bounds that are chosen": query.choices,
+        "bounds that are chosen": query.chooses,
         "noise that groups share": query.correlated_noise,
     }.items():
         if wrong:
@@ -93,6 +103,8 @@ def book_share(query: Query, book: Terms) -> BookShare:
         return _finer(query, book, None)
     small, large = sorted((mine, theirs), key=lambda ticks: ticks.size)
     by_calendar = large.calendar and not keeps_its_offset(large.zone)
+    if bool(large.months) != bool(small.months):
+        raise LedgerError(_refusal(query, book, "months have 28 to 31 days: not counted so"))
     if large.size % small.size or (by_calendar and not small.calendar):
         raise LedgerError(_refusal(query, book, "one is not made of whole ones of the other"))
     return _finer(query, book, theirs) if small is mine else _coarser(query, book, theirs)
@@ -190,6 +202,8 @@ def periods_in_a_window(query: Query) -> int:
     fixed = query.time_zone == "UTC" or keeps_its_offset(query.time_zone)
     days = size % DAY == 0 and ticks.size % DAY == 0
     cell = query.window.cell
+    if ticks.months or months_in(size):
+        return _periods_by_months(query.window, ticks, start, fixed=fixed)
     aligned = (fixed or days) and (ticks.at(ticks.last_before(start)) - start) % cell == 0
     if days and not fixed:  # the calendar's days, from midnight on
         aligned = ticks.at(ticks.last_before(start)) == start
@@ -200,6 +214,26 @@ def periods_in_a_window(query: Query) -> int:
     if aligned and size % ticks.size == 0 and cell % ticks.size == 0:
         return size // int(ticks.size)
     return -(-size // int(ticks.size)) + 1
+
+
+def _periods_by_months(window: Tumble, ticks: Ticks, start: int, *, fixed: bool) -> int:
+    """The same where the calendar's months are windows, periods or both."""
+    size, cell = int(window.size), window.cell
+    first = ticks.at(ticks.last_before(start))
+
+    def begins_one(length: int) -> bool:
+        grid = replace(ticks, origin=first, size=length)
+        return grid.at(grid.last_before(start)) == start
+
+    whole_days = fixed or size == DAY  # a day in a zone of changing clocks has 23 or 25 hours
+    nests = not ticks.size % size if months_in(size) else whole_days and not DAY % size
+    if ticks.months and nests and window.kind != "hop" and begins_one(size):
+        return 1
+    if months_in(size) and ticks.months and not cell % ticks.size and first == start:
+        return size // int(ticks.size)
+    if months_in(size) and ticks.months:
+        return -(-size // int(ticks.size)) + 1
+    return -(-longest(size) // shortest(ticks.size)) + 1
 
 
 def loss_over(book: dict[str, Any], days: int) -> Fraction | None:
@@ -213,7 +247,8 @@ def loss_over(book: dict[str, Any], days: int) -> Fraction | None:
     ticks = book_ticks(terms)
     if ticks is None:
         return Fraction(book["spent"])
-    count = _touched(days * DAY, ticks.size, min(DAY, ticks.size))
+    stray = longest(ticks.size) - ticks.size if days > 1 else 0  # a day is in one month
+    count = _touched(days * DAY + stray, ticks.size, min(DAY, ticks.size))
     spans = [_Span.of(line) for line in book["spent_on"]]
     starts = {place for span in spans for place in (span.first, span.last - count + 1)}
     losses = (sum(span.loss(start, start + count - 1) for span in spans) for start in starts)

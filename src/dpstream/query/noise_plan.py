@@ -52,6 +52,7 @@ from dpstream.privacy.sensitivity import (
 )
 from dpstream.query.aggregates import Measure, Sum
 from dpstream.query.book_periods import book_share, periods_in_a_window, same_rows
+from dpstream.query.period_bounds import PeriodBounds
 from dpstream.query.public_tables import NeedsTables
 from dpstream.query.quantiles import ExponentialQuantile, Level, Quantile
 from dpstream.query.query import Query
@@ -262,6 +263,8 @@ class NoisePlan:
         if self.whole is not None:
             return self.whole.calibrated
         query, weights = self.query, self._weights
+        if query.candidates:
+            return self._calibrated_for_all()
         noisy = [number for number, column in enumerate(self.columns) if _gets_noise(column)]
         if not noisy:  # choices alone are exact
             room = query.delta - self.delta_slack
@@ -272,18 +275,28 @@ class NoisePlan:
             if shared is not None:  # all groups of the window together (`correlated.md`)
                 changes[number] = shared.own + shared.shared
                 reached[number] = 2 * math.ceil(changes[number] / shared.own) * self._known + 2
-        bins = [Fraction(1)] if query.choices else []  # a unit is in one bin of a histogram
-        of_bins = [weights[-1] / sum(weights)] if bins else []
+        bins = self._histograms  # a unit is in one bin of each
+        of_bins = [each / sum(weights) for each in weights[len(self.columns) :]]
         return calibrate_query(
             *(self._process(releases) for releases in self.lengths),
-            sensitivities=[changes[number] for number in noisy] + bins,
-            falls=[self.columns[number].fall for number in noisy] + [Fraction(0) for _ in bins],
+            sensitivities=[changes[number] for number in noisy] + [Fraction(1)] * bins,
+            falls=[self.columns[number].fall for number in noisy] + [Fraction(0)] * bins,
             shares=[weights[number] / sum(weights) for number in noisy] + of_bins,
-            influence=[reached[number] for number in noisy] + [1 for _ in bins],
+            influence=[reached[number] for number in noisy] + [1] * bins,
             epsilon=query.epsilon,
             delta=query.delta,
             delta_slack=self.delta_slack,
         )
+
+    def _calibrated_for_all(self) -> QueryCalibration:
+        """For whatever bounds a period gets: floats err most with the largest."""
+        widest = self.query.with_bounds(self.query.widest_bounds)
+        return _Widest(widest, kept=self.kept, histograms=len(self.query.candidates)).calibrated
+
+    @property
+    def _histograms(self) -> int:
+        """How many histograms a period has, by which bounds are chosen."""
+        return len(self.query.candidates)
 
     @property
     def _processes_reached(self) -> list[int]:
@@ -314,9 +327,10 @@ class NoisePlan:
     def _weights(self) -> tuple[Fraction, ...]:
         """How the budget is divided among columns, and histograms where bounds are chosen."""
         weights = self.query.column_weights
-        if not self.query.choices:
+        if not self._histograms:
             return weights
-        return (*weights, sum(weights) * _OF_CHOICES / (1 - _OF_CHOICES))
+        together = sum(weights) * _OF_CHOICES / (1 - _OF_CHOICES)
+        return (*weights, *[together / self._histograms] * self._histograms)
 
     @cached_property
     def _split(self) -> tuple[Fraction, ...]:
@@ -331,27 +345,28 @@ class NoisePlan:
     def lengths(self) -> list[int]:
         """How many releases its noise processes have: those of windows, 1 of a histogram."""
         lengths = self.query.schedule.lengths
-        return [*lengths, 1] if self.query.choices and 1 not in lengths else lengths
+        return [*lengths, 1] if self._histograms and 1 not in lengths else lengths
 
-    def of_groups(self, groups: int) -> NoisePlan:
-        """The noise of a period with this bound on groups; all periods share one budget."""
-        if groups not in self._of_groups_chosen:
-            query = self.query.with_groups(groups)
-            self._of_groups_chosen[groups] = NoisePlan(query, kept=self.kept, whole=self)
-        return self._of_groups_chosen[groups]
+    def of_bounds(self, bounds: PeriodBounds) -> NoisePlan:
+        """The noise of a period with these bounds; all periods share one budget."""
+        if bounds not in self._of_bounds_chosen:
+            query = self.query.with_bounds(bounds)
+            self._of_bounds_chosen[bounds] = NoisePlan(query, kept=self.kept, whole=self)
+        return self._of_bounds_chosen[bounds]
 
     @cached_property
-    def _of_groups_chosen(self) -> dict[int, NoisePlan]:
+    def _of_bounds_chosen(self) -> dict[PeriodBounds, NoisePlan]:
         return {}
 
     @cached_property
     def histogram(self) -> WindowPlan:
-        """The noise of a histogram of units, by the groups that they have rows in.
+        """The noise of histograms of units, by what bounds are chosen by.
 
-        One unit of a period is in one bin of its histogram, which is published once.
+        One unit of a period is in one bin of each of its histograms, which are published once.
         """
-        process, bins = self._process(1), len(self.query.choices) + 1
-        sigma = float(sigma_for(process, sensitivity=Fraction(1), mu_squared=self._split[-1]))
+        process, bins = self._process(1), sum(len(each.bins) for each in self.query.candidates)
+        share = min(self._split[len(self.columns) :])
+        sigma = float(sigma_for(process, sensitivity=Fraction(1), mu_squared=share))
         stddevs: Reals = np.hypot(np.outer([sigma] * bins, process.error()), 12**-0.5)
         return WindowPlan(
             public=True,
@@ -377,7 +392,7 @@ class NoisePlan:
             of_book = book_share(self.query, book)
             pairs = zip(self.shares, self.columns, strict=True)
             columns = [part * of_book.times(column) for part, column in pairs]
-            return columns + ([self._split[-1]] if self.query.choices else [])
+            return columns + list(self._split[len(self.columns) :])
         if book.measure == "epsilon":
             return list(self.shares)
         lost = []
@@ -591,6 +606,17 @@ class NoisePlan:
         return quantiles
 
 
+@dataclass(frozen=True)
+class _Widest(NoisePlan):
+    """The plan of the largest bounds that a period may get, with the histograms of all."""
+
+    histograms: int = field(default=0, kw_only=True)
+
+    @property
+    def _histograms(self) -> int:
+        return self.histograms
+
+
 def pure_terms(query: Query, epsilon: Fraction) -> Terms:
     """The terms of a book of epsilon, for queries of the same users that have no delta."""
     return Terms(
@@ -619,7 +645,7 @@ def plan_query(query: Query, counters: str | None = None) -> NoisePlan:
         try:
             error = plan.error
         except InvalidParameter as problem:
-            coarser = _coarser(query)
+            coarser = _coarser(query) or _fewer_candidates(query)
             if coarser is None:
                 if not spared:
                     more = ", or fewer leaves" if query.levels else ""
@@ -629,14 +655,15 @@ def plan_query(query: Query, counters: str | None = None) -> NoisePlan:
         else:
             if not spared or error.xi <= query.epsilon * ROUNDING_SHARE / 10:
                 return plan
-            query = replace(given, report_bias=False)
+            query = _fewer_candidates(query) or replace(given, report_bias=False)
 
 
 def _refuse_mixed_periods(query: Query) -> None:
     """Bounds are chosen for a period, so each window has to be of one."""
-    if query.choose_groups and periods_in_a_window(query) > 1:
+    if query.chooses and periods_in_a_window(query) > 1:
+        what = "max_groups_contributed = AUTO" if query.choose_groups else "AUTO"
         raise InvalidParameter(
-            f"max_groups_contributed = AUTO in the query {query.name!r} needs windows that lie "
+            f"{what} in the query {query.name!r} needs windows that lie "
             f"within a period ({query.period_in_words}, from midnight of {query.time_zone} on): a "
             "window of several would have rows under several bounds, and noise for one; use "
             "TUMBLE or CUMULATE windows that divide the period, begun where one begins, or give a "
@@ -733,11 +760,34 @@ def matrices_of(text: str) -> tuple[tuple[int, tuple[float, ...]], ...]:
     return tuple((n, tuple(float.fromhex(d["is"]) for d in decays["is"])) for n, decays in pairs)
 
 
+_FEWEST_ROWS, _FEWEST_GROUPS = 8, 32
+
+
+def _fewer_candidates(query: Query) -> Query | None:
+    """The query with half the rows, or groups, that a period may get, where rows are chosen.
+
+    Float error grows with both, and is found for the largest.
+    """
+    if not (query.choose_rows or query.choose_clamps) or not query.chooses:
+        return None
+    if query.choose_rows and query.max_rows_per_group > _FEWEST_ROWS:
+        return replace(
+            query, max_rows_per_group=query.max_rows_per_group // 2, max_rows_contributed=None
+        )
+    if query.choose_groups and query.max_groups_contributed > _FEWEST_GROUPS:
+        return replace(
+            query,
+            max_groups_contributed=query.max_groups_contributed // 2,
+            max_rows_contributed=None,
+        )
+    return None
+
+
 def _coarser(query: Query) -> Query | None:
     """The query with its finest default grid ten times as coarse, if that leaves enough steps."""
     grids = []
     for aggregate in query.aggregates:
-        if isinstance(aggregate, Sum) and not aggregate.chosen:
+        if isinstance(aggregate, Sum) and not aggregate.chosen and not aggregate.is_open:
             largest = max(abs(aggregate.lo), abs(aggregate.hi))
             wider = aggregate.quantum * 10
             fits = (aggregate.lo / wider).denominator == (aggregate.hi / wider).denominator == 1

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Final, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 import pyarrow as pa
@@ -19,8 +19,11 @@ from dpstream.privacy.ledger.charges import Terms
 from dpstream.privacy.state.identity import canonical
 from dpstream.query.aggregates import (
     Aggregate,
+    Avg,
+    AvgOfValues,
     AvgPerGroup,
     Count,
+    CountUnits,
     Measure,
     OfCells,
     OfPairs,
@@ -40,6 +43,19 @@ from dpstream.query.grouping_sets import (
     is_product,
 )
 from dpstream.query.key_weights import KeyWeights
+from dpstream.query.period_bounds import (
+    AUTO,
+    CLAMPS,
+    FINEST,
+    FIRST_CLAMP,
+    FIRST_GROUPS,
+    FIRST_ROWS,
+    HALF_OCTAVES,
+    MOST_ROWS,
+    Candidates,
+    PeriodBounds,
+    cut,
+)
 from dpstream.query.public_tables import NeedsTables
 from dpstream.query.quantiles import Cells, Level, cells_of
 from dpstream.query.row_spec import Finish, Prepare, RowSpec
@@ -51,7 +67,7 @@ _KEYS = """
     pre_threshold selection_share last_share last_budget weights
     confidence debias debias_rows=max_dropped_rows report_bias min_change nonnegative buffers
     grouping_sets grouping_set_weights remember_keys choose_groups weighted_keys
-    correlated_noise
+    correlated_noise choose_rows choose_clamps bounds_chosen
 """  # a field that gets another name keeps its key: key=new_name
 _OF_BIAS = Fraction(1, 50)  # of the budget: totals of a window are large beside their noise
 _USUALLY_KEPT = Fraction(9, 10)  # of the rows; whatever it is, sound
@@ -59,10 +75,6 @@ _OF_BEYOND = Fraction(1, 5)  # of what is spent on rows
 _FEWEST_DROPPED = 4  # rows that count of a unit of which few are kept
 MOST_REMEMBERED = 1_000_000
 """Keys of earlier windows that are remembered, if nobody says how many."""
-AUTO: Final = "auto"
-"""In the place of `max_groups_contributed`: each period has a bound that is chosen for it."""
-_HALF_OCTAVES = (1, 2, 3, 4, 6, 8, 11, 16, 23, 32, 45, 64, 91, 128, 181, 256)
-_FIRST_CHOICE = 8  # groups of a unit in the first period, of which nothing is known
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +112,8 @@ class Query(RowSpec, identity="query", keys=_KEYS):
     and sums. `remember_keys`: a key that an earlier window has shown needs no threshold in the next
     ones; a number says how many are remembered at most (True: a million). `max_groups_contributed`
     may be "auto", as if none is given: each period gets the bound that noisy histograms of earlier
-    periods, which take 2% of the budget, speak for. `weighted_keys`: of keys that are published
+    periods, which take 2% of the budget, speak for; so may `max_rows_per_group`, and the clamps of
+    sums. `weighted_keys`: of keys that are published
     alone, a unit with few of them counts more in each; what a unit counts in all asks for the noise
     of one key.
     `correlated_noise`: of public groups in a window that is published once and holds all rows of a
@@ -123,6 +136,9 @@ class Query(RowSpec, identity="query", keys=_KEYS):
     max_groups_contributed: int = cast("int", AUTO)
     choose_groups: bool = False
     max_rows_per_group: int = 1
+    choose_rows: bool = False
+    choose_clamps: tuple[str, ...] = ()
+    bounds_chosen: bool = False
     max_rows_contributed: int | None = None
     pre_threshold: int | None = None
     selection_share: Fraction = Fraction(1, 2)
@@ -168,7 +184,10 @@ class Query(RowSpec, identity="query", keys=_KEYS):
             time_zone: str = "UTC",
             max_groups_contributed: int | Literal["auto"] = "auto",
             choose_groups: bool = False,
-            max_rows_per_group: int = 1,
+            max_rows_per_group: int | Literal["auto"] = 1,
+            choose_rows: bool = False,
+            choose_clamps: tuple[str, ...] = (),
+            bounds_chosen: bool = False,
             max_rows_contributed: int | None = None,
             public_groups: Sequence[object] | None = None,
             pre_threshold: int | None = None,
@@ -210,16 +229,18 @@ class Query(RowSpec, identity="query", keys=_KEYS):
         if self.strategy == "sqlp":
             put("last_budget", None)  # its trees measure every step alike
         put("aggregates", tuple(self.aggregates))
-        given: Any = self.max_groups_contributed
-        if given == AUTO:
-            put("choose_groups", True)
-            put("max_groups_contributed", _HALF_OCTAVES[-1])
-            if self.max_rows_contributed is not None:
-                raise InvalidParameter(
-                    "max_groups_contributed = AUTO does not go with max_rows_contributed = "
-                    f"{self.max_rows_contributed}, which would have to change with it; leave that "
-                    "out: a unit has max_rows_per_group rows in each group that is chosen"
-                )
+        most_of = {"max_groups_contributed": HALF_OCTAVES[-1], "max_rows_per_group": MOST_ROWS}
+        for name, largest in most_of.items():
+            given: Any = getattr(self, name)
+            if given == AUTO:
+                put("choose_groups" if name == "max_groups_contributed" else "choose_rows", True)
+                put(name, largest)
+                if self.max_rows_contributed is not None:
+                    raise InvalidParameter(
+                        f"{name} = AUTO does not go with max_rows_contributed = "
+                        f"{self.max_rows_contributed}, which would have to change with it; leave "
+                        "that out: a unit has max_rows_per_group rows in each group that is chosen"
+                    )
         for name in ("max_groups_contributed", "max_rows_per_group", "buffers"):
             put(name, whole(getattr(self, name), name, at_least=1))
         most = self.max_groups_contributed * self.max_rows_per_group
@@ -245,7 +266,10 @@ class Query(RowSpec, identity="query", keys=_KEYS):
             self._check_weighted_keys()
         if self.grouping_sets:
             self._check_sets()
-        if self.choose_groups:
+        if not self.bounds_chosen:
+            open_sums = (a for a in self.aggregates if isinstance(a, Sum) and a.is_open)
+            put("choose_clamps", tuple(each.name for each in open_sums))
+        if self.chooses:
             self._check_choices()
         if self.correlated_noise:
             self._check_correlated()
@@ -405,6 +429,9 @@ class Query(RowSpec, identity="query", keys=_KEYS):
     def _check_choices(self) -> None:
         """Refuse what is not known of bounds that are chosen for each period."""
         given = f"max_groups_contributed = AUTO (as if none is given) in the query {self.name!r}"
+        if not self.choose_groups:
+            what = "max_rows_per_group" if self.choose_rows else f"the clamps of {self._open[0]!r}"
+            given = f"AUTO for {what} in the query {self.name!r}"
         if self.window is None or self.privacy_unit_period == "forever":
             raise InvalidParameter(
                 f"{given} needs windows and a privacy_unit_period, which each have a bound of "
@@ -420,6 +447,28 @@ class Query(RowSpec, identity="query", keys=_KEYS):
             if wrong:
                 what = "a query without a delta" if name == "delta" else name
                 raise InvalidParameter(f"{given} does not go with {what}; give a number")
+        known = (Count, CountUnits, Sum, Avg, AvgOfValues)
+        for each in self.aggregates if self.choose_rows or self.choose_clamps else ():
+            if type(each) not in known:
+                raise InvalidParameter(
+                    f"AUTO for rows and clamps in the query {self.name!r} goes with COUNT, SUM and "
+                    f"AVG of clamped rows alone, and {each.name!r} is none; give numbers"
+                )
+        if self.choose_rows and all(a.per_unit for a in self.aggregates):
+            raise InvalidParameter(
+                f"max_rows_per_group = AUTO in the query {self.name!r} needs an aggregate of rows, "
+                "such as COUNT(*); units are counted once in a group: leave it out"
+            )
+
+    @property
+    def chooses(self) -> bool:
+        """Is some bound chosen for each period?"""
+        any_open = self.choose_groups or self.choose_rows or bool(self.choose_clamps)
+        return any_open and not self.bounds_chosen
+
+    @property
+    def _open(self) -> tuple[str, ...]:
+        return self.choose_clamps
 
     def _check_correlated(self) -> None:
         """Refuse noise that groups share where a unit may be in groups of several tables."""
@@ -457,30 +506,96 @@ class Query(RowSpec, identity="query", keys=_KEYS):
         (1, 2, 3, 4, 6, 8)
         """
         most = self.bounds.groups
-        if not self.choose_groups or most == 1:
+        if not self.choose_groups or self.bounds_chosen or most == 1:
             return ()
-        return (*(choice for choice in _HALF_OCTAVES if choice < most), most)
+        return cut(HALF_OCTAVES, most)
 
     @property
     def first_choice(self) -> int:
-        """The bound of periods before which nothing was published."""
-        return max(choice for choice in self.choices if choice <= _FIRST_CHOICE)
+        """The bound on groups of periods before which nothing was published."""
+        return max(choice for choice in self.choices if choice <= FIRST_GROUPS)
 
-    def with_groups(self, groups: int) -> Query:
-        """The query with one bound on groups, for one period."""
+    @cached_property
+    def candidates(self) -> tuple[Candidates, ...]:
+        """The bounds that are chosen for each period; none: all of them are given."""
+        if not self.chooses:
+            return ()
+        found = []
+        if self.choices:
+            found.append(Candidates(kind="groups", edges=self.choices, first=self.first_choice))
+        if self.choose_rows and self.max_rows_per_group > 1:
+            first = min(FIRST_ROWS, self.max_rows_per_group)
+            edges = cut(HALF_OCTAVES, self.max_rows_per_group)
+            found.append(Candidates(kind="rows", edges=edges, first=first))
+        for number, (column, _) in enumerate(self._open_values):
+            kind = f"rows of {column}"
+            found.append(Candidates(kind=kind, edges=CLAMPS, first=FIRST_CLAMP, clamp=number))
+        return tuple(found)
+
+    @cached_property
+    def _open_values(self) -> dict[tuple[str, Fraction], int]:
+        """The values whose clamps are chosen: (column, least value), and the clamp's number."""
+        sums = [a for a in self.aggregates if isinstance(a, Sum) and a.is_open]
+        names = dict.fromkeys((each.column, each.lo) for each in sums)
+        return {name: number for number, name in enumerate(names)}
+
+    def clamp_of(self, measure: Measure) -> int | None:
+        """Which of the chosen clamps a column has; None: it has clamps that were given, or none."""
+        if measure.kind != "value" or measure.power == 0 or measure.quantum != FINEST:
+            return None
+        return self._open_values.get((measure.column, measure.lo))
+
+    @property
+    def first_bounds(self) -> PeriodBounds:
+        """Those of periods before which nothing was published."""
+        return self._bounds_with({each: each.first for each in self.candidates})
+
+    @property
+    def widest_bounds(self) -> PeriodBounds:
+        """The largest of each."""
+        return self._bounds_with({each: each.edges[-1] for each in self.candidates})
+
+    def _bounds_with(self, edges: Mapping[Candidates, Fraction | int]) -> PeriodBounds:
+        clamps = (FIRST_CLAMP,) * len(self._open_values)
+        bounds = PeriodBounds(
+            groups=self.max_groups_contributed, rows=self.max_rows_per_group, clamps=clamps
+        )
+        for each, edge in edges.items():
+            bounds = each.put(bounds, edge)
+        return bounds
+
+    @property
+    def _rows_given(self) -> int | None:
+        """Rows of a unit in all, where that does not follow from bounds that are chosen."""
+        return None if self.choose_groups or self.choose_rows else self.max_rows_contributed
+
+    def with_bounds(self, bounds: PeriodBounds) -> Query:
+        """The query with the bounds of one period."""
+        aggregates = tuple(
+            each.clamped_at(bounds.clamps[self._open_values[each.column, each.lo]])
+            if isinstance(each, Sum) and each.is_open
+            else each
+            for each in self.aggregates
+        )
         return replace(
-            self, max_groups_contributed=groups, max_rows_contributed=None, choose_groups=False
+            self,
+            aggregates=aggregates,
+            max_groups_contributed=bounds.groups,
+            max_rows_per_group=bounds.rows,
+            max_rows_contributed=self._rows_given,
+            choose_groups=False,
+            bounds_chosen=True,
         )
 
     @property
     def rows_wait(self) -> bool:
         """May rows wait for a later step than their own?"""
-        return self.per_unit is not None or bool(self.choices)
+        return self.per_unit is not None or bool(self.candidates)
 
     @property
     def begins_with_tables(self) -> bool:
         """Does a window begin with what tables of earlier steps tell?"""
-        return bool(self.remembered_keys or self.choices)
+        return bool(self.remembered_keys or self.candidates)
 
     @property
     def group_columns(self) -> tuple[str, ...]:
@@ -626,7 +741,8 @@ class Query(RowSpec, identity="query", keys=_KEYS):
     def one_row(self) -> bool:
         """Are rows units in what is published? A unit has one row in a group, then."""
         several = bool(self.grouping_sets) and self.bounds.groups > 1
-        return self.bounds.rows_per_group == 1 and not self.in_rounds and not several
+        one = self.bounds.rows_per_group == 1 and not self.choose_rows
+        return one and not self.in_rounds and not several
 
     @cached_property
     def key_weights(self) -> KeyWeights | None:
@@ -826,8 +942,9 @@ class Query(RowSpec, identity="query", keys=_KEYS):
             del facts["remember_keys"]
         if not self.weighted_keys:
             del facts["weighted_keys"]
-        if not self.choose_groups:
-            del facts["choose_groups"]
+        for name in ("choose_groups", "choose_rows", "choose_clamps", "bounds_chosen"):
+            if not getattr(self, name):
+                del facts[name]
         if not self.correlated_noise:
             del facts["correlated_noise"]
         if not self.grouping_sets:

@@ -180,9 +180,10 @@ class RowSpec(Identified, identity=None, keys=_KEYS):
         for name in ("allowed_lateness", "max_ahead"):
             yield name, duration(getattr(self, name), name, least=0)
         if self.every is not None:
-            yield "every", duration(self.every, "every")
+            yield "every", duration(self.every, "every", calendar=True)
         if self.privacy_unit_period != "forever":
-            yield "privacy_unit_period", duration(self.privacy_unit_period, "privacy_unit_period")
+            name = "privacy_unit_period"
+            yield name, duration(self.privacy_unit_period, name, calendar=True)
         for name in ("start", "end", "time_origin"):
             if getattr(self, name) is not None:
                 yield name, instant(getattr(self, name), name, self.time_zone)

@@ -21,7 +21,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from dpstream.errors import InvalidParameter
-from dpstream.query.windows import DAY, Ticks, iso
+from dpstream.query.windows import DAY, Ticks, iso, longest, shortest
 from dpstream.records import Integers
 
 _ENDLESS = 36525 * DAY  # a stream without end is taken to last a hundred years
@@ -189,7 +189,9 @@ class Schedule:
         if self.windows is not None and self.windows <= _PROBE:
             lengths = {self.releases(w) for w in range(self.windows)}
         else:
-            seen = {self.releases(w) for w in range(_PROBE)}
+            assert self.edges is not None
+            most = _ENDLESS // self.edges.size if self.edges.months else _PROBE
+            seen = {self.releases(w) for w in range(min(most, _PROBE))}
             lengths = {number + more for number in seen for more in (-1, 0, 1)}
         return sorted((number for number in lengths if number > 0), reverse=True)
 
@@ -277,10 +279,13 @@ class Schedule:
         if periods is None:
             return self.windows
         first, cycle = periods.last_before(self.start), self._cycle(periods)
+        if self.kind == "hop":  # the first rows are in fewer windows than all that follow
+            full = -(-(self.cells - 1) * longest(self.edges.size) // shortest(periods.size)) + 1
+            cycle += full if cycle < _PROBE or full > _PROBE // 2 else 0
         if self.end is not None:
             cycle = min(cycle, periods.last_before(self.end - 1) - first)
         if cycle > _PROBE:
-            most = -(-periods.size // self.edges.size) + self.cells
+            most = -(-longest(periods.size) // shortest(self.edges.size)) + self.cells
             return most if self.windows is None else min(most, self.windows)
         begins = np.array([periods.at(first + n) for n in range(cycle + 3)], np.int64)
         lasts = begins[1:] - 1
@@ -294,6 +299,9 @@ class Schedule:
     def _cycle(self, periods: Ticks) -> int:
         """After how many periods they and the windows lie alike again; too many: nobody knows."""
         assert self.edges is not None
+        if bool(self.edges.months) != bool(periods.months):
+            other = self.edges.size if periods.months else periods.size
+            return _PROBE + 1 if DAY % other else _probe(periods)
         whole = self.edges.size * (self.cells if self.kind == "cumulate" else 1)
         cycle = whole // gcd(whole, periods.size)
         if not (self.edges.calendar or periods.calendar):
@@ -301,7 +309,7 @@ class Schedule:
         aligned = periods.at(periods.last_before(self.edges.origin)) == self.edges.origin
         if aligned and self.edges.calendar and periods.calendar:
             return cycle
-        return _PROBE if periods.size >= DAY else _PROBE + 1
+        return _probe(periods) if periods.size >= DAY else _PROBE + 1
 
     def last_steps(self, windows: Integers) -> Integers:
         """The last step of each window."""
@@ -313,3 +321,9 @@ class Schedule:
             return np.array([self.last_step(int(w)) for w in known], np.int64)[where]
         last_steps = np.array([self.last_step(w) for w in range(first, last + 1)], np.int64)
         return last_steps[windows - first]
+
+
+def _probe(ticks: Ticks) -> int:
+    """How many periods are looked at one by one, within a hundred years; too many: none."""
+    within = _ENDLESS // ticks.size - 3
+    return min(_PROBE, within) if within > 3 else _PROBE + 1

@@ -1,12 +1,14 @@
 """Windows of event time, by the words that stream users know; edges, triggers, periods as ticks.
 
 Times are whole microseconds since the Unix epoch, UTC. Whole days in a time zone follow its
-calendar, so a day may have 23 or 25 hours; every other length is a fixed duration.
+calendar, so a day may have 23 or 25 hours, and months are those of the calendar in every zone;
+every other length is a fixed duration.
 """
 
 from __future__ import annotations
 
 import re
+from calendar import monthrange
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from functools import lru_cache
@@ -22,6 +24,9 @@ from dpstream.records import Integers
 
 SECOND = 1_000_000
 DAY = 86_400 * SECOND
+MONTH = 146_097 * DAY // 4800
+"""Stands for a month of the calendar: 400 years have 146,097 days, and this is their mean month."""
+_CALENDAR = {"month": MONTH, "quarter": 3 * MONTH, "year": 12 * MONTH}
 _UNITS = {
     "microsecond": 1,
     "millisecond": 1000,
@@ -45,12 +50,18 @@ Instant: TypeAlias = datetime | date | str | Micros
 """What `instant` takes."""
 
 
-def duration(value: Any, name: str, *, least: int = 1) -> Micros:
+def duration(value: Any, name: str, *, least: int = 1, calendar: bool = False) -> Micros:
     """Microseconds of a timedelta, or of words such as "15 minutes".
+
+    Months, quarters and years are lengths only where `calendar` says that edges are counted by it.
 
     >>> duration("15 minutes", "every"), duration(timedelta(days=1), "window")
     (900000000, 86400000000)
+    >>> duration("1 quarter", "window", calendar=True) == 3 * MONTH
+    True
     """
+    units = _UNITS | _CALENDAR if calendar else _UNITS
+    by_calendar = calendar and isinstance(value, Micros)
     if isinstance(value, Micros):
         micros = int(value)
     elif isinstance(value, timedelta):
@@ -58,11 +69,12 @@ def duration(value: Any, name: str, *, least: int = 1) -> Micros:
     elif isinstance(value, str) and (
         match := re.fullmatch(r"\s*(\d+)\s*([a-z]+?)s?\s*", value.lower())
     ):
-        if match[2] not in _UNITS:
+        if match[2] not in units:
             raise InvalidParameter(
-                f"{name} must be in {', '.join(unit + 's' for unit in _UNITS)}; got {value!r}"
+                f"{name} must be in {', '.join(unit + 's' for unit in units)}; got {value!r}"
             )
-        micros = int(match[1]) * _UNITS[match[2]]
+        micros = int(match[1]) * units[match[2]]
+        by_calendar = match[2] in _CALENDAR
     elif value in (0, "0"):
         micros = 0
     else:
@@ -71,7 +83,46 @@ def duration(value: Any, name: str, *, least: int = 1) -> Micros:
         )
     if micros < least:
         raise InvalidParameter(f"{name} must be at least {least} microseconds; got {value!r}")
+    if months_in(micros) and not (by_calendar and micros <= _MOST_MONTHS * MONTH):
+        raise InvalidParameter(
+            f"{name} must be a fixed length of time, or at most {_MOST_MONTHS} months where the "
+            f"calendar counts; got {value!r}, which stands for {in_words(micros)} of the calendar"
+        )
     return Micros(micros)
+
+
+_MOST_MONTHS = 1200
+
+
+def months_in(length: int) -> int:
+    """How many months of the calendar a length stands for; 0: it is a fixed one, or of days.
+
+    >>> months_in(duration("1 year", "window", calendar=True)), months_in(30 * DAY)
+    (12, 0)
+    """
+    return 0 if length % MONTH else length // MONTH
+
+
+_STRAY = 5 * DAY
+"""Months from tick to tick are never further from their mean: 3.5 days, and changes of a clock."""
+
+
+def shortest(length: int) -> int:
+    """The least that months may last; other lengths as they are.
+
+    >>> shortest(MONTH) // DAY, shortest(DAY) == DAY
+    (25, True)
+    """
+    return length - _STRAY if months_in(length) else length
+
+
+def longest(length: int) -> int:
+    """The most that months may last; other lengths as they are.
+
+    >>> longest(12 * MONTH) // DAY
+    370
+    """
+    return length + _STRAY if months_in(length) else length
 
 
 def in_words(length: int) -> str:
@@ -80,7 +131,7 @@ def in_words(length: int) -> str:
     >>> in_words(900_000_000), in_words(86_400_000_000)
     ('15 minutes', '1 day')
     """
-    for unit, size in reversed(_UNITS.items()):
+    for unit, size in reversed((_UNITS | {"month": MONTH, "year": 12 * MONTH}).items()):
         if length % size == 0 and length:
             count = length // size
             return f"{count} {unit}{'' if count == 1 else 's'}"
@@ -144,7 +195,10 @@ def keeps_its_offset(name: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Ticks:
-    """Times `origin`, `origin + size`, ...; whole days are counted in `zone`'s calendar."""
+    """Times `origin`, `origin + size`, ...; days and months are counted in `zone`'s calendar.
+
+    Months from the 31st on end by the last day of shorter ones.
+    """
 
     origin: int
     size: int
@@ -152,8 +206,13 @@ class Ticks:
 
     @property
     def calendar(self) -> bool:
-        """Are these days of a calendar with daylight saving?"""
-        return self.zone != "UTC" and self.size % DAY == 0
+        """Are these months, or days of a calendar with daylight saving?"""
+        return bool(self.months) or (self.zone != "UTC" and self.size % DAY == 0)
+
+    @property
+    def months(self) -> int:
+        """How many months it is from tick to tick; 0: these are no months."""
+        return months_in(self.size)
 
     def at(self, number: int) -> int:
         """The time of a tick; ticks before the origin have negative numbers.
@@ -162,12 +221,19 @@ class Ticks:
         ...              zone="Europe/Rome")
         >>> [(rome.at(n + 1) - rome.at(n)) // (3600 * SECOND) for n in range(3)]
         [24, 23, 24]
+        >>> months = Ticks(origin=instant("2024-01-31", "start"), size=MONTH)
+        >>> [iso(months.at(number))[:10] for number in range(-1, 3)]
+        ['2023-12-31', '2024-01-31', '2024-02-29', '2024-03-31']
         """
         if not self.calendar:
             return self.origin + number * self.size
-        local = _local(self.origin, self.zone)
-        days = number * (self.size // DAY)
-        moved = local.replace(tzinfo=None) + timedelta(days=days)
+        local = _local(self.origin, self.zone).replace(tzinfo=None)
+        if self.months:
+            year, month = divmod(local.year * 12 + local.month - 1 + number * self.months, 12)
+            day = min(local.day, monthrange(year, month + 1)[1])
+            moved = local.replace(year=year, month=month + 1, day=day)
+        else:
+            moved = local + timedelta(days=number * (self.size // DAY))
         return instant(moved, "a tick", self.zone)
 
     def before(self, times: Integers) -> Integers:
@@ -209,10 +275,12 @@ def within_calendar(times: Integers) -> npt.NDArray[np.bool_]:
 class Tumble(Identified, identity="tumble", keys="size"):
     """Windows of one size, side by side, from the query's start on.
 
-    Whole days follow the calendar of the query's time zone.
+    Whole days, months, quarters and years follow the calendar of the query's time zone.
 
     >>> Tumble("1 hour").size // 10**6  # microseconds are what windows count in
     3600
+    >>> Tumble("1 month").cells
+    1
     """
 
     size: Any
@@ -221,11 +289,17 @@ class Tumble(Identified, identity="tumble", keys="size"):
     """The field that says how far it is from one edge to the next."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "size", duration(self.size, "the window's size"))
+        object.__setattr__(self, "size", duration(self.size, "the window's size", calendar=True))
         if self.part == "size":
             return
-        length = duration(getattr(self, self.part), f"the window's {self.part}")
+        length = duration(getattr(self, self.part), f"the window's {self.part}", calendar=True)
         object.__setattr__(self, self.part, length)
+        if bool(months_in(self.size)) != bool(months_in(length)):
+            raise InvalidParameter(
+                f"months have 28 to 31 days, so the window's {self.part} must be in months where "
+                f"its size is; got size={in_words(self.size)}, {self.part}={in_words(length)}; "
+                "for figures within a month publish it while it is open (EMIT EVERY, every=)"
+            )
         if self.size % length or self.size == length:
             raise InvalidParameter(
                 f"the window's size must be a multiple of its {self.part}, and more than one; got "

@@ -291,8 +291,7 @@ def _user_charges(query: Any, book: Terms) -> list[Line]:
         measure_name(measure) + ("" if names is None else f" by {set_name(names)}")
         for measure, names in zip(plan.columns, plan.sets, strict=True)
     ]
-    if plan.query.choices:
-        purposes.append("histograms by which bounds are chosen")
+    purposes += [f"histogram by which {each.kind} are chosen" for each in plan.query.candidates]
     return [
         {
             "query": query.name,
@@ -367,6 +366,8 @@ def _expected(
         return _expected_of_series(query, given)
     if "max_groups_contributed" in given:
         given["choose_groups"] = False
+    if "max_rows_per_group" in given:
+        given["choose_rows"] = False
     product = query.max_groups_contributed * query.max_rows_per_group
     if given and query.max_rows_contributed == product:
         given["max_rows_contributed"] = None  # nobody chose it: it follows from the other two

@@ -86,6 +86,7 @@ class History:
             "sort": figure,
             "order": given["order"],
             "kept_share": _kept_share(segment, newest),
+            "bounds": segment.bounds,
             "confidence": CONFIDENCE,
             "deviations": order_threshold(max(len(following) - 1, 1)),
             "rows": rows,
@@ -212,12 +213,19 @@ class History:
             following = cursor
         return tables, following
 
-    def all(self, window: int | None) -> Iterator[Numbered]:
-        """Every release (of a window), as it was published."""
-        after = 0
+    def newest_values(self, newest: Released) -> pa.Table:
+        """The newest value of every key of a release's window, as it was published."""
+        return self._segment(newest).table.drop_columns(list(OWN))
+
+    def all(
+        self, window: int | None, *, after: int = 0, upto: int | None = None
+    ) -> Iterator[Numbered]:
+        """Every release (of a window) after a number, up to another, as it was published."""
         while True:
             batch = self.reader.releases(self.description.name, window, after=after, limit=_AT_ONCE)
             for released, segment in self._segments(batch):
+                if upto is not None and released.id > upto:
+                    return
                 yield released.window, released.release, segment.published
             after = batch[-1].id if batch else after
             if len(batch) < _AT_ONCE:

@@ -88,6 +88,9 @@ def _canonical(key: Sequence[Any]) -> bytes:
     return json.dumps(list(key), separators=(",", ":")).encode()
 
 
+_BOUNDS = "bounds"  # in the metadata of a segment
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Segment:
     """A release, and where its keys are; columns are looked at in place."""
@@ -152,6 +155,12 @@ class Segment:
         return None if place is None or not self.array(FRESH)[place] else place
 
     @property
+    def bounds(self) -> dict[str, Any] | None:
+        """The bounds of its window, and since when they hold, where they are chosen."""
+        told = (self.table.schema.metadata or {}).get(_BOUNDS.encode())
+        return None if told is None else dict(json.loads(told))
+
+    @property
     def digests(self) -> Digests:
         """By row, rows x 2."""
         return np.stack([self.array(HIGH), self.array(LOW)], axis=1)
@@ -166,6 +175,7 @@ def build(
     carry: bool,
 ) -> Segment:
     """The segment of a release, after the one `before` it in its window."""
+    told = json.loads((table.schema.metadata or {}).get(b"dpstream", b"{}")).get("bounds")
     table = table.replace_schema_metadata(None).combine_chunks()
     ids = _digests(table, keys, before)
     fresh = np.ones(len(ids), np.uint8)
@@ -185,7 +195,8 @@ def build(
     own = (ids[:, 0], ids[:, 1], order.astype(np.int64), first, fresh)
     for name, values in zip(OWN, own, strict=True):
         table = table.append_column(name, pa.array(values))
-    return Segment(table=table)
+    metadata = None if told is None else {_BOUNDS: json.dumps(told)}
+    return Segment(table=table.replace_schema_metadata(metadata))
 
 
 def encode(segment: Segment) -> bytes:

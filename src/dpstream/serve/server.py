@@ -18,6 +18,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from dpstream.errors import InvalidParameter
+from dpstream.optional import optional
 from dpstream.privacy.state.durable_files import make_directory
 from dpstream.serve.access import Token, bound_socket, check_binding, load_token, read_token
 from dpstream.serve.alerts import Alerts
@@ -43,6 +44,10 @@ class Settings:
     port: int = 8000
     operator_host: str = "127.0.0.1"
     operator_port: int = 8001
+    flight_port: int | None = None
+    """Where releases can be had by Arrow Flight, beside the public side; None: nowhere."""
+    flight_token: Token | None = None
+    """Who asks there needs it; None: it is as open as the feed."""
     certificate: Path | None = None
     key: Path | None = None
     plain_http: bool = False
@@ -89,10 +94,10 @@ def serve(
     token: Token,
     *,
     analysts: Mapping[str, Token] | None = None,
-    tell: Callable[[str, str], None],
+    tell: Callable[..., None],
     say: Callable[[str], None] = lambda words: None,
 ) -> Settings | None:
-    """Serve until a signal comes; `tell` gets the addresses of both sides.
+    """Serve until a signal comes; `tell` gets the addresses of both sides, and that of Flight.
 
     Returns settings to serve with again, at the same ports, if the file is to be taken up anew.
     `say` gets what the operator alone should know. `analysts`: whose tokens may ask for queries.
@@ -156,21 +161,38 @@ def serve(
         sockets = [
             stack.enter_context(bound_socket(*place, option)) for option, place in places.items()
         ]
+        named = zip(("port", "operator_port"), sockets, strict=True)
+        ports = {name: each.getsockname()[1] for name, each in named}
         scheme = "https" if settings.certificate is not None else "http"
         hosts = (settings.host, settings.operator_host)
         addresses = [
             _address(scheme, host, each) for host, each in zip(hosts, sockets, strict=True)
         ]
+        flight: Callable[[], Any] | None = None
+        if settings.flight_port is not None:
+            side = optional("dpstream.serve.flight", extra="serve", who="--flight").FlightSide
+            with bound_socket(settings.host, settings.flight_port, "--flight") as probe:
+                place = settings.host, probe.getsockname()[1]
+            flight = partial(
+                side,
+                place,
+                queries=queries,
+                reader=reader,
+                token=settings.flight_token,
+                certificate=settings.certificate,
+                key=settings.key,
+                rate=settings.rate,
+            )
+            addresses.append(side.address_of(place, encrypted=settings.certificate is not None))
+            ports |= {"flight_port": place[1]}
         stack.enter_context(throttled("uvicorn.error", "dpstream.serve"))
         _allow_open_files(2 * settings.connections)
         apps = [public.app(), operator.app()]
         with asyncio.Runner(loop_factory=_Loop) as runner:
-            ports_now = [each.getsockname()[1] for each in sockets]
             begun = partial(tell, *addresses)
-            runner.run(_serve(apps, hub, alerts, settings, sockets, supervisor, begun))
+            runner.run(_serve(apps, flight, hub, alerts, settings, sockets, supervisor, begun))
         if not supervisor.to_reload.is_set():
             return None
-        ports = {"port": ports_now[0], "operator_port": ports_now[1]}
         return replace(settings, **ports, take_over=False, kept=None, not_reloaded=None)
 
 
@@ -187,6 +209,7 @@ def check_pipes(pipeline: Pipeline) -> None:
 
 async def _serve(
     apps: list[ASGIApp],
+    flight: Callable[[], Any] | None,
     hub: Hub,
     alerts: Alerts,
     settings: Settings,
@@ -219,6 +242,9 @@ async def _serve(
         reloading = loop.create_task(_leave_to_reload(supervisor, leave))
         for one in sockets:
             one.listen(1024)
+        if flight is not None:
+            await asyncio.to_thread(hub.reader.look)  # what is there is there from the start
+            stack.push_async_callback(asyncio.to_thread, flight().leave)
         ready()
         await asyncio.gather(
             *(each.serve(sockets=[one]) for each, one in zip(servers, sockets, strict=True))

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 from dpstream.connectors.encode import ENCODERS
 from dpstream.connectors.files.source import ON_DAMAGE, ON_DONE
 from dpstream.connectors.registry import OUTPUTS, UPSERT, upsert_specs
-from dpstream.connectors.server_base import ServerOptions, is_uri
+from dpstream.connectors.server_base import ServerOptions, is_object_uri, is_uri
 from dpstream.connectors.storage import safe_name
 from dpstream.connectors.write_ahead import PUSHED, pushed_folder
 from dpstream.engines.query_run import AnyQuery
@@ -480,7 +480,8 @@ def _feed(base: Path, name: str, table: Mapping[str, Any]) -> Feed:
     if on_done not in ON_DONE:
         raise InvalidInput(f"on_done must be one of {', '.join(ON_DONE)}; got {on_done!r}")
     pushed = path == PUSHED
-    endless = is_uri(path) and "until" not in options and "until" not in ServerOptions(path).names
+    server = is_uri(path) and not is_object_uri(path)
+    endless = server and "until" not in options and "until" not in ServerOptions(path).names
     return Feed(
         source=PUSHED if pushed else _resolve_all(base, path),
         live=table.get("live", False) or pushed or endless,
@@ -566,7 +567,7 @@ class PipelineBook:
                 "leave it out, or give one of them that period"
             )
         else:
-            period = in_words(duration(period, f"{self.where}: privacy_unit_period"))
+            period = in_words(duration(period, f"{self.where}: privacy_unit_period", calendar=True))
         wanted = replace(own, period=period, change=change)
         for query in users:
             if wanted.measure == "epsilon":

@@ -18,7 +18,7 @@ from dpstream.connectors.dead_letters import DeadLetters
 from dpstream.connectors.files.size_limits import SizeLimits
 from dpstream.connectors.files.source import open_directory
 from dpstream.connectors.registry import OUTPUTS, open_sink, open_source, upsert_specs
-from dpstream.connectors.server_base import ServerOptions, is_uri
+from dpstream.connectors.server_base import ServerOptions, is_object_uri, is_uri
 from dpstream.connectors.shared import SharedSink, SharedSource, shared_sinks, tell_keys
 from dpstream.connectors.storage import safe_name
 from dpstream.connectors.union_source import union_source
@@ -492,7 +492,7 @@ def look(
     elif feed.source == PUSHED and state is not None:
         source = PushedSource(pushed_folder(state, feed.name))
     else:
-        growing = feed.live and _is_path(feed.source)
+        growing = feed.live and (_is_path(feed.source) or is_object_uri(feed.source))
         source = open_source(
             feed.source, growing=growing, options=feed.options, on_damage=feed.on_damage
         )
@@ -635,7 +635,9 @@ def _open_feed(feed: Feed, folder: Path | None) -> Source:
             Path(source), feed.on_done, on_damage=feed.on_damage, limits=limits, keep=feed.keep
         )
     else:
-        opened = open_source(source, options=feed.options, on_damage=feed.on_damage)
+        opened = open_source(
+            source, growing=feed.live, options=feed.options, on_damage=feed.on_damage
+        )
     if not opened.replayable and folder is not None:
         place = f"arrived-{safe_name(feed.name)}" if feed.name else "arrived"
         return WriteAhead(opened, folder / place, keep=feed.keep)

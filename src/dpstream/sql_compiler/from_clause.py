@@ -331,18 +331,8 @@ def read_window(draft: Draft) -> None:
 
 def _window_length(draft: Draft, kind: str, size: exp.Expr) -> Any:
     try:
-        length = interval(size)
+        length = interval(size, calendar=True)
     except WrongKind as wanted:
-        unit = size.args.get("unit") if isinstance(size, exp.Interval) else None
-        word = "" if unit is None else unit.name.upper().removesuffix("S")
-        if word in ("MONTH", "QUARTER", "YEAR"):
-            raise draft.refusal(
-                size,
-                f"a {word} is not always as long, and windows are",
-                f"write windows of days or weeks; or DATE_TRUNC(ts, {word}) AS {word.lower()} as a "
-                f"key, FROM clicks GROUP BY {word.lower()}, with time_column = ts, start and end "
-                "in OPTIONS: one window, published once",
-            ) from None
         raise draft.refusal(size, f"{kind} cannot use this interval", f"write {wanted}") from None
     if not length:
         raise draft.refusal(size, f"{kind} needs an interval longer than 0", "make it longer")
@@ -363,7 +353,7 @@ def read_emit(draft: Draft) -> None:
     every = emit.args.get("every")
     if every is not None:
         try:
-            draft.parameters["every"] = interval(every)
+            draft.parameters["every"] = interval(every, calendar=True)
         except WrongKind as wanted:
             raise draft.refusal(every, "EMIT EVERY cannot use this interval", f"{wanted}") from None
 

@@ -15,7 +15,7 @@ from typing import Any
 from sqlglot import exp
 
 from dpstream.errors import InvalidParameter
-from dpstream.query.query import AUTO
+from dpstream.query.period_bounds import AUTO
 from dpstream.query.windows import duration
 from dpstream.sql_compiler.expressions import literal_value, suggestion
 from dpstream.sql_compiler.statement import Draft, KeysOf, canonical
@@ -57,9 +57,14 @@ def flag_or_integer(node: exp.Expr) -> bool | int:
     return value
 
 
+def is_word_auto(node: exp.Expr | None) -> bool:
+    """Is it the word AUTO, without quotes?"""
+    return isinstance(node, exp.Column | exp.Var) and node.name.upper() == "AUTO"
+
+
 def integer_or_auto(node: exp.Expr) -> int | str:
     """A whole number, or AUTO: it is chosen."""
-    if isinstance(node, exp.Column | exp.Var) and node.name.upper() == "AUTO":
+    if is_word_auto(node):
         return AUTO
     value: int = integer(node)
     return value
@@ -82,15 +87,16 @@ def column(node: exp.Expr) -> str:
     raise WrongKind("a column's name, without quotes")
 
 
-def interval(node: Any) -> Any:
-    """A length of time in words, from INTERVAL '15' MINUTE."""
+def interval(node: Any, *, calendar: bool = False) -> Any:
+    """A length of time in words, from INTERVAL '15' MINUTE; `calendar`: also of months."""
     if isinstance(node, exp.Interval) and isinstance(node.args.get("unit"), exp.Var):
         length = f"{node.name} {node.args['unit'].name.lower()}"
         try:
-            return duration(length, "an interval", least=0)
+            return duration(length, "an interval", least=0, calendar=calendar)
         except InvalidParameter:
             pass
-    raise WrongKind("an interval of seconds, minutes, hours, days or weeks: INTERVAL '15' MINUTE")
+    months = ", days, weeks or months" if calendar else ", days or weeks"
+    raise WrongKind(f"an interval of seconds, minutes, hours{months}: INTERVAL '15' MINUTE")
 
 
 def period(node: exp.Expr) -> Any:
@@ -98,7 +104,7 @@ def period(node: exp.Expr) -> Any:
     if isinstance(node, exp.Literal) and node.name.lower() == "forever":
         return "forever"
     try:
-        return interval(node)
+        return interval(node, calendar=True)
     except WrongKind:
         raise WrongKind("INTERVAL '1' DAY, or 'forever'") from None
 
@@ -248,7 +254,7 @@ OPTIONS = {
     "privacy_unit_column": Option(column),
     "privacy_unit_period": Option(period),
     "max_groups_contributed": Option(integer_or_auto),
-    "max_rows_per_group": Option(integer),
+    "max_rows_per_group": Option(integer_or_auto),
     "max_rows_contributed": Option(integer),
     "max_values_per_group": Option(integer),
     "column_types": Option(types, named),

@@ -38,12 +38,14 @@ from dpstream.query.aggregates import (
 from dpstream.query.fieller import quotient_interval
 from dpstream.query.noise_plan import interval_of
 from dpstream.query.per_unit import ROW
+from dpstream.query.period_bounds import AUTO
 from dpstream.query.quantiles import Histogram, Quantile
 from dpstream.records import Integers, Reals
 from dpstream.rows.parse import row_codes
 from dpstream.sql_compiler.expressions import Compiler, Compute, compile_list, literal_value
 from dpstream.sql_compiler.from_clause import substitute
 from dpstream.sql_compiler.over_clause import error_bar, rank_interval, sort_rows
+from dpstream.sql_compiler.privacy_clause import is_word_auto
 from dpstream.sql_compiler.select import (
     BOUNDS,
     GROUP_BOUNDS,
@@ -584,7 +586,9 @@ class QueryBuilder:
         if call_name(call) in PAIR_AGGREGATES:
             return self._of_pairs(call)
         bounds: dict[str, Any] = {
-            name: tuple(self._number(each) for each in named[name].expressions)
+            name: AUTO
+            if is_word_auto(named[name])
+            else tuple(map(self._bound, named[name].expressions))
             for name in (BOUNDS, GROUP_BOUNDS)
             if name in named
         }
@@ -618,6 +622,9 @@ class QueryBuilder:
         if kind is Avg and GROUP_BOUNDS not in named and _leaves_out(node):
             kind = AvgOfValues
         return kind, {"column": self._value(node), "quantum": quantum} | bounds
+
+    def _bound(self, node: exp.Expr) -> Any:
+        return AUTO if is_word_auto(node) else self._number(node)
 
     def _of_pairs(self, call: exp.Expr) -> tuple[type[Aggregate], dict[str, Any]]:
         """An aggregate of two columns, and what it is made with."""

@@ -13,6 +13,7 @@ from sqlglot import exp
 from dpstream.query.grouping_sets import GROUPING_ID, MOST_SETS
 from dpstream.sql_compiler.from_clause import substitute
 from dpstream.sql_compiler.join_clause import unit_columns
+from dpstream.sql_compiler.privacy_clause import is_word_auto
 from dpstream.sql_compiler.statement import (
     AGGREGATES,
     BOUNDED_AGGREGATES,
@@ -432,6 +433,7 @@ def require_bounded_aggregates(draft: Draft) -> None:
                 )
         bounds = named.get(BOUNDS) or named.get(GROUP_BOUNDS)
         bounded = isinstance(bounds, exp.Tuple) and len(bounds.expressions) == 2
+        bounded = bounded or is_word_auto(bounds)
         if BOUNDS in named and GROUP_BOUNDS in named:
             raise draft.refusal(
                 call, f"{function} has bounds per row and per group", "give one of them"
@@ -440,7 +442,9 @@ def require_bounded_aggregates(draft: Draft) -> None:
             _require_values(draft, call)
         elif bounds and not bounded:
             raise draft.refusal(
-                bounds, "bounds are two numbers", "write (0, 600): the least and the most"
+                bounds,
+                "bounds are two numbers, or AUTO",
+                "write (0, 600): the least and the most",
             )
         elif function in BOUNDED_AGGREGATES and not bounds and draft.unbounded:
             call.append("expressions", _placeholder())

@@ -11,7 +11,7 @@ from typing import Any
 
 from dpstream.errors import InvalidParameter
 from dpstream.query.query import Query
-from dpstream.query.windows import DAY, SECOND, Cumulate, Hop, Tumble, duration
+from dpstream.query.windows import DAY, SECOND, Cumulate, Hop, Tumble, duration, months_in
 from dpstream.sql_compiler.compile_sql import compile_sql, warn_of_remarks
 
 Expressions = Mapping[str, str] | Sequence[str]
@@ -180,7 +180,9 @@ def _interval(value: Any, name: str) -> str | None:
     """INTERVAL '15' SECOND of a length of time; None stays None."""
     if value is None:
         return None
-    length = duration(value, name)
+    length = duration(value, name, calendar=name in ("window", "period", "every"))
+    if months := months_in(length):
+        return f"INTERVAL '{months}' MONTH"
     if length % SECOND:
         raise InvalidParameter(f"{name} must be whole seconds; got {length} microseconds")
     days, rest = divmod(length, DAY)

@@ -209,7 +209,7 @@ class _UserTable:
     def _length(self, name: str) -> int:
         node = self._named[name]
         try:
-            length = interval(node)
+            length = interval(node, calendar=name == "period")
         except WrongKind as wanted:
             raise self._refuse(node, f"{name} is a length of time", f"write {wanted}") from None
         if not isinstance(length, int) or length <= 0:
@@ -276,7 +276,7 @@ def complete_user_table(draft: Draft) -> None:
     once = (
         type(window) is Tumble
         and period != "forever"
-        and window.size == duration(period, "privacy_unit_period")
+        and window.size == duration(period, "privacy_unit_period", calendar=True)
     )
     if not others and (window is None or once):  # a unit is in one window
         given.setdefault("max_groups_contributed", len(inner.steps))

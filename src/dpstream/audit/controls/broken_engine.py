@@ -32,6 +32,7 @@ from dpstream.engines.embedded.embedded_engine import LocalRun
 from dpstream.engines.embedded.series_run import SeriesRun
 from dpstream.errors import LedgerError
 from dpstream.group_by.bounding import FIRST, KEPT, KeepMask, StepRows, UnitBucket
+from dpstream.group_by.chosen_bounds import clamp_rows
 from dpstream.group_by.flow import Flow
 from dpstream.group_by.groups import GroupBucket
 from dpstream.group_by.perturb import NoisySums
@@ -290,7 +291,23 @@ class RisingBounds(Flow):
 
     def plan_of(self, window: int) -> NoisePlan | None:
         """By window."""
-        return self.plan.of_groups(self.BOUNDS[window % len(self.BOUNDS)])
+        groups = self.BOUNDS[window % len(self.BOUNDS)]
+        return self.plan.of_bounds(replace(self.query.first_bounds, groups=groups))
+
+
+class ClampsOfAnotherPeriod(Flow):
+    """Clamps values at ten times the clamps of their period, whose noise they get.
+
+    True: a unit with a large value moves a sum by ten times its sensitivity.
+    """
+
+    def clamp(self, window: int, rows: Rows) -> Rows:
+        """Ten times as far out, in grid steps of the period."""
+        bounds = self.chosen.bounds_of(self.query, window) if self.chosen else None
+        assert bounds is not None
+        wider = replace(bounds, clamps=tuple(10 * clamp for clamp in bounds.clamps))
+        values = clamp_rows(self.query, self.query.with_bounds(wider), rows.values)
+        return replace(rows, values=10 * values)
 
 
 class RememberedOnceTouched(Flow):

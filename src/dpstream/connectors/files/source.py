@@ -206,15 +206,20 @@ class Files:
             )
         if partition not in self._open:
             path, kind = self._paths[partition], str(suffix(self._paths[partition]))
+            name = self._shown_name(partition)
             if kind == ".parquet":
-                self._open[partition] = ParquetFile(path, name=str(path), limits=self._limits)
+                self._open[partition] = ParquetFile(path, name=name, limits=self._limits)
             else:
-                parser = (CsvParser if kind.startswith(".csv") else JsonlParser)(str(path))
-                self._open[partition] = TextFile(path, parser, name=str(path), limits=self._limits)
+                parser = (CsvParser if kind.startswith(".csv") else JsonlParser)(name)
+                self._open[partition] = TextFile(path, parser, name=name, limits=self._limits)
             if len(self._open) > _MOST_OPEN:
                 self._open.popitem(last=False)[1].close()
         self._open.move_to_end(partition)
         return self._open[partition]
+
+    def _shown_name(self, partition: str) -> str:
+        """What a file is called in errors and dead letters."""
+        return str(self._paths[partition])
 
 
 class GrowingDirectory(Files):

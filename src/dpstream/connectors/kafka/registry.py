@@ -1,12 +1,13 @@
 """Messages whose schemas a registry holds: Avro, JSON Schema and Protobuf, in Confluent's frame.
 
 A message begins with a zero byte and the number of its schema, which means that schema for ever.
-Each message is read by its own schema, never by "the newest": what is registered later changes
-nothing, and a number that the registry does not have is waited for. A column that was renamed is
-found by the alias that the newer schema names, one that was added is null before, a number may get
-wider. What would lose rows in silence (a column that a later schema drops, or makes another kind of
-value) stops the run, or is set aside. That alone is asked of the versions before it, under all
-subjects that have the schema: a replay finds the same while these stay as they were.
+Each message is read by its own schema, never by "the newest", and a number that the registry does
+not have is waited for. A column that was renamed is found by the alias that the newer schema names,
+by both of its names, one that was added is null before, a number may get wider. What would lose
+rows in silence (a column that a later schema drops, or makes another kind of value) stops the run,
+or is set aside. That is asked of the other versions under all subjects that have the schema: a
+replay finds the same while those before it stay as they were, and no alias comes for a column that
+a query has asked for already.
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ from urllib.request import HTTPRedirectHandler, HTTPSHandler, Request, build_ope
 import numpy as np
 import pyarrow as pa
 
+from dpstream.connectors.changes import rule_from
 from dpstream.connectors.encode import jsonl, simple_column
+from dpstream.connectors.kafka.debezium import FORMAT as DEBEZIUM
+from dpstream.connectors.kafka.debezium import DebeziumDecoder
 from dpstream.connectors.messages import FORMATS, Decoded, Decoder, decoder_from
 from dpstream.connectors.server_base import RetryPolicy, ServerAway, ServerOptions
 from dpstream.errors import DpstreamError, InvalidInput, InvalidParameter
@@ -114,15 +118,22 @@ class SchemaRegistry:
 
     def earlier(self, schema: Schema) -> list[Schema]:
         """Those that stood under the same subject before, the newest first."""
-        before = []
+        return self._beside(schema, lambda version, own: version < own)
+
+    def later(self, schema: Schema) -> list[Schema]:
+        """Those that were put there since, the newest first."""
+        return self._beside(schema, lambda version, own: version > own)
+
+    def _beside(self, schema: Schema, wanted: Callable[[int, int], bool]) -> list[Schema]:
+        found = []
         for place in self._ask(f"/schemas/ids/{schema.number}/versions") or []:
             subject = quote(place["subject"], safe="")
             for version in sorted(self._ask(f"/subjects/{subject}/versions") or [], reverse=True):
-                if version < place["version"]:
-                    found = self._ask(f"/subjects/{subject}/versions/{version}")
-                    if found is not None:
-                        before.append(self._named(found["id"], found, f"{place['subject']}"))
-        return before
+                if wanted(version, place["version"]):
+                    about = self._ask(f"/subjects/{subject}/versions/{version}")
+                    if about is not None:
+                        found.append(self._named(about["id"], about, f"{place['subject']}"))
+        return found
 
     def refuse_incompatible(self, subject: str, schema: Mapping[str, str]) -> None:
         """Refuse a schema that the subject's rule does not allow beside its newest one."""
@@ -213,13 +224,15 @@ def _server(url: str) -> tuple[str, str]:
 # From messages to rows.
 
 
-def message_decoder(options: ServerOptions, patience: float) -> Decoder | RegistryDecoder:
-    """The decoder that the options ask for: of plain messages, or of those with a schema.
+def message_decoder(
+    options: ServerOptions, patience: float
+) -> Decoder | RegistryDecoder | DebeziumDecoder:
+    """The decoder that the options ask for: of plain messages, of changes, of those with a schema.
 
     `patience`: seconds that the registry may be away.
     """
     url = options.text("registry")
-    kinds = (*FORMATS, *_KINDS)
+    kinds = (*FORMATS, DEBEZIUM, *_KINDS)
     kind = options.choice("format", kinds, "json" if url is None else "avro")
     if (kind in _KINDS) != (url is not None):
         raise InvalidParameter(
@@ -228,7 +241,9 @@ def message_decoder(options: ServerOptions, patience: float) -> Decoder | Regist
             else f"{options.where}: messages of a registry have format={', '.join(_KINDS)}; "
             f"got {kind!r}"
         )
-    plain = decoder_from(options, kind="json" if url is not None else kind)
+    plain = decoder_from(options, kind=kind if kind in FORMATS else "json")
+    if kind == DEBEZIUM:
+        return DebeziumDecoder(plain, rule_from(options))
     if url is None:
         return plain
     registry = SchemaRegistry(options, url, patience=patience)
@@ -300,10 +315,13 @@ class RegistryDecoder:
             return f"its schema {number} is {schema.kind}, not {_KINDS[self._kind]}"
         if self._message is not None:
             return _protobuf_reader(self._message)
-        make = _avro_reader if self._kind == "avro" else _json_reader
         try:
             absent, lost = ({}, "") if columns is None else self._absent(schema, columns)
-            reader = make(schema, absent)
+            if self._kind == "avro":
+                renamed, other = self._renamed(schema, columns or ())
+                reader, lost = _avro_reader(schema, absent, renamed), lost or other
+            else:
+                reader = _json_reader(schema, absent)
         except DpstreamError:  # of the registry, not of the schema
             raise
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:
@@ -333,12 +351,36 @@ class RegistryDecoder:
                     )
         return absent, ""
 
+    def _renamed(self, schema: Schema, columns: Sequence[str]) -> tuple[dict[str, str], str]:
+        """Columns that later schemas call by another name, and what they are in this one.
+
+        And what rows would be lost by, if the later column holds another kind of value.
+        """
+        fields, renamed = schema.fields, dict[str, str]()
+        for name in [name for name in columns if name not in fields]:
+            names, kind = {name}, ""
+            for later in self._registry.later(schema) if schema.kind == "AVRO" else ():
+                for field in json.loads(later.text).get("fields", []):
+                    if field["name"] in names and field.get("aliases"):
+                        names.update(field["aliases"])
+                        kind = kind or later.fields[field["name"]].kind
+            for own in sorted(names & {*fields}):
+                if fields[own].kind != kind:
+                    return {}, (
+                        f"{schema.name} of {self._registry.where} has the column {own!r}, as "
+                        f"{fields[own].kind}, which a later schema calls {name!r} and makes {kind}"
+                    )
+                renamed[name] = own
+        return renamed, ""
+
 
 class _BadMessage(Exception):
     """A message that is no row; its text is the reason."""
 
 
-def _avro_reader(schema: Schema, absent: Mapping[str, Any]) -> Callable[[bytes], bytes]:
+def _avro_reader(
+    schema: Schema, absent: Mapping[str, Any], renamed: Mapping[str, str]
+) -> Callable[[bytes], bytes]:
     fastavro = optional("fastavro", extra="registry", who="format=avro")
     parsed = json.loads(schema.text)
     try:
@@ -359,7 +401,7 @@ def _avro_reader(schema: Schema, absent: Mapping[str, Any]) -> Callable[[bytes],
         if file.tell() != len(body):
             raise ValueError("bytes follow its end")
         row = {**absent, **{alias: record[name] for alias, name in names.items()}, **record}
-        return _json_row(row)
+        return _json_row(row | {name: row[own] for name, own in renamed.items()})
 
     return read
 

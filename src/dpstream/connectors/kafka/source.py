@@ -1,9 +1,10 @@
 """A Kafka topic as a source: each of its partitions is one, read by offset.
 
 A position is [topic id, first offset, next offset]: where the partition was begun and where it goes
-on. The broker keeps none: partitions are assigned, no group is joined, nothing is committed. So a
-replay reads what was read, whatever other consumers do, and finds out if it cannot: offsets that
-retention has removed, a topic that was deleted and made again, messages that compaction took away.
+on; of changes (`debezium-json`) also the place in the database's log. The broker keeps none:
+partitions are assigned, no group is joined, nothing is committed. So a replay reads what was read,
+whatever other consumers do, and finds out if it cannot: offsets that retention has removed, a topic
+that was deleted and made again, messages that compaction took away.
 
 Offsets may have gaps (transactions, compaction), so a position always follows a message.
 """
@@ -13,12 +14,14 @@ from __future__ import annotations
 import logging
 import time
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import accumulate, islice
+from typing import TypeAlias
 
 import pyarrow as pa
 from confluent_kafka import Message
 
+from dpstream.connectors.changes import UnwantedChange, refusal
 from dpstream.connectors.kafka.client import (
     MESSAGES,
     PartitionBuffer,
@@ -26,11 +29,13 @@ from dpstream.connectors.kafka.client import (
     another_topic,
     client_settings,
 )
+from dpstream.connectors.kafka.debezium import DebeziumDecoder
 from dpstream.connectors.kafka.registry import message_decoder
 from dpstream.connectors.server_base import ServerOptions
 from dpstream.errors import InvalidInput, InvalidParameter, RowsLost
 from dpstream.records import Batch, Columns, Position
 
+Payloads: TypeAlias = Sequence[bytes | None]
 _BYTES = 32 << 20  # of one chunk
 _PAUSE = 0.1  # seconds between two tries of a bounded source
 _log = logging.getLogger("dpstream")
@@ -104,11 +109,12 @@ class KafkaSource:
             if at > end:
                 raise InvalidInput(f"{partition} cannot be read from offset {at} back to {end}")
             return self._batch(partition, [], until, columns, done=True)
+        log = [] if position is None else position[3:]
         last = self._ends.get(number, self._ends.get(None))
         if end is None and last is not None and at >= last:
-            return self._batch(partition, [], [self._topic.id, first, at], columns, done=True)
+            return self._batch(partition, [], [self._topic.id, first, at, *log], columns, done=True)
         buffer = self._topic.fetch(number, at, patiently=end is not None or self.bounded)
-        messages = _take(buffer, last if end is None else end)
+        messages, payloads = _take(buffer, last if end is None else end)
         self._refuse_lost(partition, buffer, end)
         self._topic.resume(buffer)
         if end is not None:
@@ -117,7 +123,8 @@ class KafkaSource:
             done = buffer.at >= last or (_next_offset(buffer) or 0) >= last
         else:
             done = not buffer.messages and (buffer.end is not None or self._retry.failing)
-        return self._batch(partition, messages, [self._topic.id, first, buffer.at], columns, done)
+        stand = [self._topic.id, first, buffer.at, *log]
+        return self._batch(partition, messages, stand, columns, done, payloads)
 
     def close(self) -> None:
         """Leave the broker."""
@@ -149,7 +156,12 @@ class KafkaSource:
         """The first and the next offset of a position, which must be one of this topic."""
         self._begun_with = set()  # the run goes on: a partition without position was added since
         match position:
-            case [str(topic), int(first), int(following)] if 0 <= first <= following:
+            case [str(topic), int(first), int(following), *places] if (
+                0 <= first <= following
+                and (not places or isinstance(self._decoder, DebeziumDecoder))
+                and all(isinstance(place, list) and len(place) == 3 for place in places)
+                and len(places) <= 1
+            ):
                 pass
             case _:
                 raise InvalidInput(
@@ -191,12 +203,23 @@ class KafkaSource:
         position: Position,
         columns: Columns,
         done: bool,
+        payloads: Payloads = (),
     ) -> Batch:
         """The messages as rows, with the columns that are not in their payload."""
         added = {name: kind for kind, name in self._extra.items() if name is not None}
         inside = None if columns is None else [name for name in columns if name not in added]
-        payloads = [message.value() for message in messages]
-        decoded = self._decoder.decode(payloads, inside)
+        if isinstance(self._decoder, DebeziumDecoder):
+            place = next(iter(position[3:]), None) if messages else None
+            try:
+                changes = self._decoder.changes(payloads, place, inside)
+            except UnwantedChange as problem:
+                where = f"offset {messages[problem.at].offset()} of {partition} in {self._where}"
+                raise refusal(where, problem.operation) from None
+            decoded = changes.decoded
+            if changes.place is not None:
+                position = [*position[:3], changes.place]
+        else:
+            decoded = self._decoder.decode(payloads, inside)
         arrays = {name: decoded.table[name] for name in decoded.table.column_names}
         for name, kind in added.items():
             if columns is not None and name not in columns:
@@ -225,18 +248,21 @@ def _next_offset(buffer: PartitionBuffer) -> int | None:
     return buffer.messages[0].offset() if buffer.messages else buffer.end
 
 
-def _take(buffer: PartitionBuffer, end: int | None) -> list[Message]:
-    """The messages of a chunk, none of them at `end` or behind it."""
+def _take(buffer: PartitionBuffer, end: int | None) -> tuple[list[Message], Payloads]:
+    """The messages of a chunk and what they hold, none of them at `end` or behind it."""
     messages = list(islice(buffer.messages, MESSAGES))
     if end is not None:
         messages = messages[: bisect_left(messages, end, key=Message.offset)]
-    sizes = accumulate(len(message.value() or b"") for message in messages)
-    count = next((at for at, size in enumerate(sizes, 1) if size >= _BYTES), len(messages))
+    payloads: Payloads = [message.value() for message in messages]
+    sizes = [len(payload or b"") for payload in payloads]
+    count = len(messages)
+    if sum(sizes) >= _BYTES:
+        count = bisect_left(list(accumulate(sizes)), _BYTES) + 1
     if count:
         buffer.at = (messages[count - 1].offset() or 0) + 1
     for _ in range(count):
         buffer.messages.popleft()
-    return messages[:count]
+    return messages[:count], payloads[:count]
 
 
 def _own_column(messages: list[Message], kind: str) -> pa.Array:

@@ -39,8 +39,8 @@ _FOR_NOW = ("starting up", "shutting down", "terminating", "too many", "recovery
 _FOR_GOOD = ("no password", "certificate", "SSL", "private key", "invalid")
 
 
-def connect_function(options: ServerOptions) -> Callable[[], Any]:
-    """A function that connects: without transactions of its own, times in UTC.
+def connection_settings(options: ServerOptions) -> dict[str, Any]:
+    """What the client library is told of the server.
 
     What the options leave out comes from where libpq looks: PGHOST, PGUSER, PGPASSFILE, ...
     """
@@ -54,7 +54,16 @@ def connect_function(options: ServerOptions) -> Callable[[], Any]:
         "password": options.secret("password"),
         **{name: options.text(name, _DEFAULTS.get(name)) for name in _LIBPQ},
     }
-    given = {name: value for name, value in given.items() if value}
+    return {name: value for name, value in given.items() if value}
+
+
+def connect_function(options: ServerOptions) -> Callable[[], Any]:
+    """A function that connects as `connector` says."""
+    return connector(connection_settings(options))
+
+
+def connector(given: dict[str, Any]) -> Callable[[], Any]:
+    """A function that connects: without transactions of its own, times in UTC."""
 
     def connect() -> Any:
         connection = psycopg.connect(**given, application_name="dpstream", autocommit=True)
@@ -292,7 +301,7 @@ def find_table(connection: Any, table: str, key: str, where: str) -> PostgresTab
     if standby:
         raise InvalidInput(f"{where} is a standby, which does not see who writes; read the primary")
     quoted = f"{identifier(schema)}.{identifier(name)}"
-    columns = _columns_of(connection, oid)
+    columns = columns_of(connection, oid)
     if key not in columns:
         raise InvalidInput(
             f"{place} has no column {key!r} for a key; its columns are {', '.join(columns)}"
@@ -323,7 +332,7 @@ def fetch_whole(connection: Any, table: str, where: str) -> FetchedRows:
     if about is None:
         raise InvalidInput(f"there is no table {table!r} at {where}; create it first")
     oid, schema, name, *_ = about
-    columns = _columns_of(connection, oid)
+    columns = columns_of(connection, oid)
     number = Column(name="row", postgres_type="int8", arrow_type=pa.int64())
     content = copy_out(
         connection,
@@ -339,7 +348,7 @@ def fetch_whole(connection: Any, table: str, where: str) -> FetchedRows:
     return replace(fetched, table=kept)
 
 
-def _columns_of(connection: Any, oid: int) -> dict[str, Column]:
+def columns_of(connection: Any, oid: int) -> dict[str, Column]:
     """The columns of a table."""
     return {
         column: Column(name=column, postgres_type=sort, arrow_type=_arrow_type(sort, modifier))
@@ -375,10 +384,20 @@ def _decode(content: bytes, columns: Sequence[Column], *, place: str) -> Fetched
             ),
         ).combine_chunks()
         arrays = [text.chunk(0) if text.num_chunks else pa.array([], pa.string()) for text in texts]
-        parsed = [column.parse(text) for column, text in zip(columns, arrays, strict=True)]
+        found = usable_rows(
+            columns, arrays, lambda row: f"{place}, {columns[0].name} = {arrays[0][row].as_py()}"
+        )
     except pa.ArrowInvalid as problem:
         reason = str(problem).partition("\n")[0]
         raise InvalidInput(f"{place} sent what cannot be read: {reason}") from problem
+    return replace(found, last=int(arrays[0][-1].as_py()))
+
+
+def usable_rows(
+    columns: Sequence[Column], arrays: Sequence[pa.Array], where: Callable[[int], str]
+) -> FetchedRows:
+    """Rows of texts as PostgreSQL's COPY writes them; those with a value that Arrow lacks apart."""
+    parsed = [column.parse(text) for column, text in zip(columns, arrays, strict=True)]
     table = pa.table([values for values, _ in parsed], names=[column.name for column in columns])
     masks = np.array([bad.to_numpy(zero_copy_only=False) for _, bad in parsed])  # columns x rows
     unusable = masks.any(axis=0)
@@ -390,7 +409,7 @@ def _decode(content: bytes, columns: Sequence[Column], *, place: str) -> Fetched
         at = columns[int(masks[:, row].argmax())]
         rejected.append(
             Rejected(
-                where=f"{place}, {columns[0].name} = {cells[columns[0].name]}",
+                where=where(row),
                 reason=f"{at.name} is {cells[at.name]}, which {at.arrow_type} lacks",
                 row=", ".join(f"{name}: {value}" for name, value in cells.items())[:SHOWN],
             )
@@ -399,5 +418,5 @@ def _decode(content: bytes, columns: Sequence[Column], *, place: str) -> Fetched
         table=table.filter(pa.array(~unusable)) if rejected else table,
         rejected=rejected,
         rows=table.num_rows,
-        last=int(arrays[0][-1].as_py()),
+        last=None,
     )

@@ -22,6 +22,7 @@ from dpstream.connectors.postgres.client import (
     one_line,
     raise_away,
 )
+from dpstream.connectors.postgres.replication import ReplicationSource
 from dpstream.connectors.server_base import ServerAway, ServerLog, ServerOptions, unreachable
 from dpstream.errors import InvalidInput, InvalidParameter, RowsLost
 from dpstream.records import Batch, Columns, Position
@@ -327,4 +328,8 @@ def choose_settle(connection: Any, table: PostgresTable, settle: str | None, lag
     return settle or ("writers" if sequences else "transactions")
 
 
-from_options = PostgresSource
+def from_options(options: ServerOptions) -> PostgresSource | ReplicationSource:
+    """The rows of a table by its key, or its changes by a replication slot."""
+    if "slot" in options.names:
+        return ReplicationSource(options)
+    return PostgresSource(options)

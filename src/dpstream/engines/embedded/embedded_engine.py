@@ -230,6 +230,8 @@ class LocalRun(QueryRun):
         }
         if earlier := self._flow.tables.save_earlier():
             facts["earlier"] = earlier
+        if self._flow.chosen is not None:
+            facts["bounds"] = self._flow.chosen.newest(self.query)
         snapshots.save(self._flow, facts | self._input.save())
 
     def _settle(self, facts: dict[str, Any]) -> None:

@@ -29,7 +29,7 @@ import numpy as np
 
 from dpstream.engines.state_delta import Owner, Watermarks, extract, is_wasteful, owners, restore
 from dpstream.errors import DpstreamWarning, StateError
-from dpstream.group_by.chosen_bounds import period_of
+from dpstream.group_by.chosen_bounds import erase_reached, period_of
 from dpstream.group_by.flow import Flow
 from dpstream.group_by.hash_tables import HashTable
 from dpstream.privacy.ledger.charges import chain_digest
@@ -256,7 +256,7 @@ def _erase(flow: Flow, unit_id: Words) -> int:
             units.numbers[rows] = (bounds.rows + 1, bounds.groups + 1)
         for period, reached in bucket.reached.items():
             rows = _rows_of(reached, unit_id)
-            reached.numbers[rows] = flow.query.choices[-1] + 1  # it stays in its bin
+            erase_reached(flow.query, reached, rows)  # it stays in its bins
             for window, of_window in bucket.reached_pairs.items():
                 if period_of(flow.query, window) == period:
                     mine = np.isin(of_window.numbers[: of_window.used, 0], rows + 1)

@@ -284,7 +284,7 @@ def most_kept(query: RowSpec) -> int:
         return 1
     if query.unit_measures or query.per_unit is not None:
         return sys.maxsize  # all rows of a unit that is in a group, or that become inner rows
-    each = query.bounds.rows_per_group
+    each = query.bounds.rows_per_group + query.choose_rows  # one more shows units beyond the bound
     if not query.totals or query.counts_units:
         return each
     return each + query.most_dropped + 1  # all that count, and one that is beyond them

@@ -343,7 +343,8 @@ class DriverProgress:
         self.waiting = [file for file in self.waiting if file.last >= end]
         if finished:  # nothing of the query's state is needed any more
             self.waiting, self.units, self.groups, self.earlier = [], {}, {}, []
-            self.remembered, self.chosen = {}, {}
+            self.remembered = {}
+            self.chosen = {name: self.chosen[name] for name in self.chosen if name == "bounds"}
         self.digests = {step: digest for step, digest in self.digests.items() if step >= end}
         self.step, self.chain = end, chain
 

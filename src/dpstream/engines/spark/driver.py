@@ -129,7 +129,7 @@ class SparkRun(QueryRun):
         if self._progress.remembered:
             self._remembered.restore(self._progress.remembered)
         self._chosen = ChosenBounds.of(self.query)
-        if self._chosen is not None and self._progress.chosen:
+        if self._chosen is not None and "published" in self._progress.chosen:
             self._chosen.restore(self._progress.chosen)
         self.steps_done = self._progress.step
         shared = self.spark.state_location or str(folder.absolute() / "shared")
@@ -294,6 +294,8 @@ class SparkRun(QueryRun):
         progress.earlier = earlier
         progress.remembered = self._remembered.save() if self.query.remembered_keys else {}
         progress.chosen = {} if self._chosen is None else self._chosen.save()
+        if self._chosen is not None:
+            progress.chosen["bounds"] = self._chosen.newest(self.query)
         progress.advance(end, chain, saved, finished=end == schedule.steps)
         progress.save()
         self._clean()

@@ -106,8 +106,8 @@ class Jobs:
         schedule = query.schedule
         due = [(step, release) for step in range(first, end) for release in schedule.due(step)]
         of_periods = {} if chosen is None else chosen.of_periods
-        groups = [bound for bound, _ in of_periods.values()]
-        plan = ShippedPlan.of(self.plan, (release for _, release in due), groups)
+        bounds = [each for each, _ in of_periods.values()]
+        plan = ShippedPlan.of(self.plan, (release for _, release in due), bounds)
         task = PublishTask(
             **self._common(job, plan),
             first=first,
@@ -146,13 +146,16 @@ class Jobs:
                 remembered.take_in(release.window, shown, groups, sizes, final=final)
             of_window = totals.get((step, release.window), ())
             told = None if chosen is None else chosen.describe(query, release.window)
-            table = tables.table(step, release, sums, groups, of_window, chosen=told)
+            known = None if chosen is None else chosen.bounds_of(query, release.window)
+            bounded = None if known is None else self.plan.of_bounds(known)
+            of_bounds: dict[str, Any] = {"chosen": told, "bounded": bounded}
+            table = tables.table(step, release, sums, groups, of_window, **of_bounds)
             publications.append(Publication(due=release, table=table))
             if chosen is not None and release.release == release.releases:
                 chosen.take_in_table(self.plan, release.window, sums)
                 if release.window in histograms:
                     bins = histograms[release.window]
-                    chosen.take_in_histogram(period_of(query, release.window), bins)
+                    chosen.take_in_histogram(query, period_of(query, release.window), bins)
         of_rows = [note for note in notes if "unused" in note]
         return publications, saved + of_rows, tables.save_earlier()
 

@@ -45,6 +45,7 @@ from dpstream.group_by.remembered_keys import FirstWords, Known
 from dpstream.privacy.query_spend import WindowKeyGrant
 from dpstream.privacy.state.secret import seal, unseal
 from dpstream.query.noise_plan import NoisePlan, WindowPlan
+from dpstream.query.period_bounds import PeriodBounds
 from dpstream.query.schedule import DueRelease
 from dpstream.records import CheckedSource, Source, Words
 from dpstream.rows.row_batch import RejectedRows, RowKeys, Rows, in_order
@@ -149,7 +150,7 @@ class PublishTask(Task):
     """What each window that begins with the first of these steps remembers."""
     remembered: Mapping[int, FirstWords]
     """Which keys each open window remembers."""
-    chosen: Mapping[int, tuple[int, int]]
+    chosen: Mapping[int, tuple[PeriodBounds, int]]
     """The bounds of periods that have begun, where they are chosen, and since which period."""
 
     def flow(self, bucket: int) -> Flow:
@@ -168,17 +169,17 @@ class ShippedPlan(NoisePlan):
 
     windows: dict[int, WindowPlan]
     of_totals: dict[int, WindowPlan]
-    chosen: dict[int, ShippedPlan] = field(default_factory=dict)
-    """By bound, where those of periods are chosen."""
+    chosen: dict[PeriodBounds, ShippedPlan] = field(default_factory=dict)
+    """By bounds, where those of periods are chosen."""
     of_histogram: WindowPlan | None = None
 
     @classmethod
     def of(
-        cls, plan: NoisePlan, due: Iterable[DueRelease], groups: Iterable[int] = ()
+        cls, plan: NoisePlan, due: Iterable[DueRelease], bounds: Iterable[PeriodBounds] = ()
     ) -> ShippedPlan:
         """For a job that publishes these; its rows may enter windows that are due later.
 
-        `groups`: the bounds that periods have, where they are chosen.
+        `bounds`: those that periods have, where they are chosen.
         """
         due = list(due)
         of_due = {release.releases for release in due}
@@ -188,8 +189,8 @@ class ShippedPlan(NoisePlan):
             query=plan.query,
             windows={length: plan.window(length) for length in lengths},
             of_totals={length: plan.totals(length) for length in totals},
-            chosen={bound: cls.of(plan.of_groups(bound), due) for bound in sorted(set(groups))},
-            of_histogram=plan.histogram if plan.query.choices else None,
+            chosen={each: cls.of(plan.of_bounds(each), due) for each in dict.fromkeys(bounds)},
+            of_histogram=plan.histogram if plan.query.candidates else None,
         )
 
     def window(self, releases: int) -> WindowPlan:
@@ -200,13 +201,13 @@ class ShippedPlan(NoisePlan):
         """The noise of a window's totals."""
         return self.of_totals[releases]
 
-    def of_groups(self, groups: int) -> ShippedPlan:
-        """The noise of a period with this bound on groups."""
-        return self.chosen[groups]
+    def of_bounds(self, bounds: PeriodBounds) -> ShippedPlan:
+        """The noise of a period with these bounds."""
+        return self.chosen[bounds]
 
     @property
     def histogram(self) -> WindowPlan:
-        """The noise of a histogram of units."""
+        """The noise of histograms of units."""
         assert self.of_histogram is not None
         return self.of_histogram
 
@@ -361,6 +362,7 @@ def _bound(task: PublishTask, bucket: int) -> Batches:
             reached = flow.count_reached(window, period, rows)
             if reached is not None:
                 totals.append({"reached": [step, window], "counts": reached.tolist()})
+            rows = flow.clamp(window, rows)
             keep_mask = flow.bound(window, period, rows)
             counts = flow.count_totals(window, period, rows, keep_mask)
             if counts is not None:

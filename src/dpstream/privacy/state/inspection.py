@@ -41,6 +41,32 @@ def saved_step(place: Path) -> int:
     return int(max(steps))
 
 
+def chosen_bounds(place: Path) -> dict[str, Any] | None:
+    """The bounds of the newest period, and since when they hold; None: they are not chosen.
+
+    They are public: every release of the period says them.
+    """
+    found = []
+    for path in place.glob("manifest-*.dps"):
+        with suppress(StateError):
+            facts = read_packed(path, kind="manifest")["facts"]
+            found.append((facts["step"], facts.get("bounds")))
+    if (place / "spark.dps").exists():
+        saved = read_packed(place / "spark.dps", kind="spark progress")
+        found.append((saved["step"], (saved.get("chosen") or {}).get("bounds")))
+    newest = max(found, key=lambda pair: int(pair[0]), default=(0, None))[1]
+    return None if newest is None else dict(newest)
+
+
+def bounds_in_words(bounds: dict[str, Any]) -> str:
+    """Which hold, and since when."""
+    clamps = bounds.get("contribution_bounds_per_row", {})
+    names = ("max_groups_contributed", "max_rows_per_group")
+    told = [f"{name} = {bounds[name]}" for name in names if name in bounds]
+    told += [f"{name} within [{lo:g}, {hi:g}]" for name, (lo, hi) in clamps.items()]
+    return f"{', '.join(told)}, since {bounds['since']}"
+
+
 def describe(place: Path) -> dict[str, Any]:
     """What a directory is: its run, how far it is, what it takes."""
     about = _about(place)
@@ -70,6 +96,7 @@ def describe(place: Path) -> dict[str, Any]:
         "ledger": {"path": str(book), "own": about["own ledger"], "here": book.exists()},
         "bytes": sum(sizes),
         "files": len(sizes),
+        "bounds": chosen_bounds(place),
     }
     if book.exists():
         with closing(Ledger(book)) as ledger:

@@ -607,16 +607,19 @@ def restore_run(
     )
 
 
+_CHOOSES = {"choose_groups", "choose_rows", "choose_clamps"}
+
+
 def _refuse_chosen_bounds(directory: RunDirectory, *, reached: int) -> None:
     """Refuse a run whose periods may have begun with bounds that the backup does not have.
 
     What is left of such a period would get other bounds, beside windows that have drawn under the
     first ones: more than one charge.
     """
-    if reached > directory.log.last and "choose_groups" in directory.about.get("facts", {}):
+    if reached > directory.log.last and _CHOOSES & directory.about.get("facts", {}).keys():
         raise StateError(
             f"the run in {directory.folder} chooses the bounds of each period "
-            "(max_groups_contributed = AUTO), and the backup does not know those of periods that "
+            "(AUTO, or none given), and the backup does not know those of periods that "
             f"have begun since: it cannot go on; {NEXT}"
         )
 

@@ -63,10 +63,23 @@ export function showHead(query, page, sort) {
     ? ` with ε = ${parameter(query.epsilon)}${query.delta ? `, δ = ${parameter(query.delta)}` : ""}.`
     : ".";
   const over = query.refused ? " No more will come: the privacy budget of this query is used up." : "";
-  write(byId("summary"), `${what}${often}. ${release}${over}${unit}${much}`);
+  write(byId("summary"), `${what}${often}. ${release}${over}${unit}${much}${chosenBounds(query, page)}`);
   write(byId("keys-title"), sort ? `Top keys by ${sort}` : "Keys");
   write(byId("kept-note"), notCounted(query, page));
   showNumbers(query, page);
+}
+
+/** Which bounds hold where each period has its own, and since when: a sentence. */
+export function chosenBounds(query, { bounds }) {
+  if (!bounds) return "";
+  const rows = bounds.max_rows_per_group;
+  const clamps = Object.entries(bounds.contribution_bounds_per_row ?? {});
+  const parts = [
+    `counts in ${number(bounds.max_groups_contributed)} keys at most`,
+    ...(rows ? [`with ${number(rows)} rows in each`] : []),
+    ...clamps.map(([name, [low, high]]) => `values of ${name} within ${number(low)} and ${number(high)}`),
+  ];
+  return ` Since ${moment(bounds.since)} UTC each ${query.unit ?? "unit"} ${parts.join(", ")}: chosen by earlier releases.`;
 }
 
 /** What stands beside the legend of the band: how much it says nothing of. */
