@@ -357,6 +357,10 @@ class ObjectStore(System):
         """A prefix."""
         return {"one object each": "s3://bench/out/"}
 
+    def ledger(self) -> Any:
+        """A name of its own."""
+        return "s3://bench/book"
+
     def stop(self) -> None:
         """End it."""
         self._server.stop()
@@ -390,6 +394,10 @@ class Postgres(System):
             connection.execute(
                 'CREATE TABLE clicks (id bigserial PRIMARY KEY, "user" text, page text, at int8)'
             )
+            connection.execute("CREATE PUBLICATION clicks FOR TABLE clicks")
+            connection.commit()  # a slot is made outside of what writes
+            connection.execute("SELECT pg_create_logical_replication_slot('clicks', 'pgoutput')")
+            connection.commit()
             columns = ", ".join(f'"{name}"' for name in rows.column_names)
             with connection.cursor().copy(
                 f"COPY clicks ({columns}) FROM STDIN (FORMAT csv, HEADER true)"
@@ -397,7 +405,8 @@ class Postgres(System):
                 file = pa.BufferOutputStream()
                 pyarrow.csv.write_csv(rows, file)
                 copy.write(file.getvalue().to_pybytes())
-        return {"a table": f"{self._server.address}?table=clicks&key=id"}
+        place = f"{self._server.address}?table=clicks"
+        return {"a table": f"{place}&key=id", "its changes": f"{place}&slot=clicks"}
 
     def sinks(self) -> dict[str, Any]:
         """A schema."""
@@ -485,7 +494,7 @@ class Kafka(System):
 
         producer = Producer({"bootstrap.servers": self._server.address, "linger.ms": 50})
         found = {}
-        for word, kind, messages in payloads(rows):
+        for word, kind, messages in (*payloads(rows), _changes(rows)):
             self._topic(kind)
             for one in messages:
                 while True:
@@ -521,6 +530,18 @@ def payloads(rows: pa.Table) -> Iterator[tuple[str, str, list[bytes]]]:
     yield "CSV, a row a message", "csv", list(lines)
     tables = [rows.slice(at, _ARROW_ROWS) for at in range(0, rows.num_rows, _ARROW_ROWS)]
     yield f"Arrow, {_ARROW_ROWS:,} rows a message", "arrow", [_stream(one) for one in tables]
+
+
+def _changes(rows: pa.Table) -> tuple[str, str, list[bytes]]:
+    """The rows as inserts, as Debezium writes them without their schema."""
+    messages = []
+    for number, row in enumerate(jsonl(rows).splitlines()):
+        source = {"connector": "postgresql", "lsn": number, "sequence": f'["0", "{number}"]'}
+        messages.append(
+            b'{"before":null,"after":%s,"source":%s,"op":"c","ts_ms":1}'
+            % (row, json.dumps(source).encode())
+        )
+    return "changes by Debezium", "debezium-json", messages
 
 
 def _options(kind: str) -> str:

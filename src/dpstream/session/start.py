@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from hashlib import sha256
+from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
 import numpy as np
 import pyarrow as pa
@@ -41,13 +43,16 @@ from dpstream.errors import (
     InvalidParameter,
     LedgerError,
     StateError,
+    UnexpectedResult,
     refuse_unwritable,
 )
+from dpstream.optional import optional
 from dpstream.privacy.ledger.charges import Terms
 from dpstream.privacy.ledger.ledger import Ledger, warn_of_own_book
-from dpstream.privacy.ledger.store import LedgerPlace, as_ledger_place
+from dpstream.privacy.ledger.store import LedgerAddress, LedgerPlace, as_ledger_place
 from dpstream.privacy.state import Secret
 from dpstream.privacy.state.durable_files import make_directory
+from dpstream.privacy.state.mirrors import mirror_of
 from dpstream.privacy.state.run_directory import ANEW, GivenLedger, keep_book, read_about
 from dpstream.privacy.state.secret import secret_path
 from dpstream.query.public_tables import WholeTable
@@ -60,8 +65,9 @@ from dpstream.session.runs import Runs
 from dpstream.session.union_run import UnionRun, book_of_all, refuse_other_times
 from dpstream.session.whole_tables import Given, with_tables
 from dpstream.sql_compiler import warn_of_remarks
-from dpstream.sql_compiler.compile_sql import Compiled, compile_all
+from dpstream.sql_compiler.compile_sql import Compiled, compile_all, compile_sql
 
+L = TypeVar("L")
 Place: TypeAlias = str | os.PathLike[str]
 SourceSpec: TypeAlias = (
     Source | Frame | pa.Table | pa.RecordBatch | Place | Sequence[Place] | list[Mapping[str, Any]]
@@ -174,6 +180,7 @@ def run(
     """
     places = {"source": source, "sink": sink, "history": history, "state": state}
     _check_names(places | {"secret": secret, "ledger": ledger, "dead_letters": dead_letters})
+    state, ledger = open_state(state, secret=secret, ledger=ledger, engine=engine)
     sink = _with_output(sink, output)
     if isinstance(query, str):
         several = compile_all(query)
@@ -346,11 +353,13 @@ def _checked(started: Run, *, new: bool, anyway: bool) -> Run:
         started.sink.check(started.query.name, started.schema)
     if new and not anyway:
         refuse_useless(started)
+    if isinstance(started, QueryRun) and started.is_new and started.beginning.notice:
+        warnings.warn(started.beginning.notice, UnexpectedResult, stacklevel=3)
     return started
 
 
 def run_all(
-    queries: Sequence[AnyQuery],
+    queries: Sequence[AnyQuery | str],
     *,
     source: SourceSpec | Feed | Mapping[str, Feed],
     sink: SinkSpec | None = None,
@@ -376,6 +385,8 @@ def run_all(
 ) -> Runs:
     """Publish several queries of one dataset: one read of each source, one book, one secret.
 
+    A query may be SQL text, which is named by its place: `query_1`, `query_2`; without a ledger and
+    a state directory a book is opened then that has room for all of them.
     `source`: what all of them read, or a `Feed` for each by the query's name; queries with the same
     feed share one read (and `on_done` waits for the last of them). Each query has a state directory
     of its own in `state`, and its releases go to the one sink under its name. The book is that of
@@ -401,23 +412,30 @@ def run_all(
     >>> {name: releases.table.num_rows for name, releases in found.items()}
     {'pages': 1, 'everybody': 1}
     """
-    _check_queries("run_all", queries)
+    asked: list[AnyQuery] = []
+    for number, each in enumerate(queries, 1):
+        asked.append(_compiled(each, f"query_{number}") if isinstance(each, str) else each)
+    _check_queries("run_all", asked)
     _check_names({"state": state, "ledger": ledger, "secret": secret})
+    state, ledger = open_state(state, secret=secret, ledger=ledger, engine=engine)
     sink = _with_output(sink, output)
-    names = [query.name for query in queries]
-    if not queries or len(set(names)) < len(names):
+    names = [query.name for query in asked]
+    if not asked or len(set(names)) < len(names):
         raise InvalidParameter(f"queries that run together need different names; got {names}")
     folder = None if state is None else Path(state)
     folders = {name: None if folder is None else folder / safe_name(name) for name in names}
     known: dict[str, WholeTable] = {}
     given_tables: dict[str, Any] = {"public": public, "registry": registry, "known": known}
-    queries = [with_tables(query, state=folders[query.name], **given_tables) for query in queries]
+    asked = [with_tables(query, state=folders[query.name], **given_tables) for query in asked]
     if ledger is None:
         warn_of_own_book("set of queries", folder, stacklevel=2)
+        if folder is None and any(isinstance(each, str) for each in queries):
+            ledger = Ledger()  # as that of a UNION ALL: it has room for all of them
+            ledger.open(dataset, book_of_all(asked, (clock or SystemClock()).now()))
     common = Feed(source=source, live=live, history=history, on_damage=on_damage, on_done=on_done)
     feeds = _feeds_by_query(names, source, common)
     united: dict[Any, Feed] = {}
-    for query in queries:
+    for query in asked:
         feed = feeds[query.name]
         if query.sources and isinstance(feed.source, Mapping):
             key = (id(feed), *query.sources)
@@ -429,7 +447,7 @@ def run_all(
     if given is not None and own is not None and own.exists():
         given.persist(own)
     if check_budget:
-        pairs = [(q, folders[q.name]) for q in queries]
+        pairs = [(q, folders[q.name]) for q in asked]
         now = (clock or SystemClock()).now()
         refuse_early(
             given or Ledger(), dataset, pairs, now=now, take_over=take_over, analysts=analysts
@@ -446,7 +464,7 @@ def run_all(
     clock, sink = clock or SystemClock(), sink if engine is not None else shared_sinks(sink)
     views: dict[str, tuple[Any, Any]]
     if engine is None:
-        views = _views_by_query(queries, feeds, folder, clock, options or EngineOptions())
+        views = _views_by_query(asked, feeds, folder, clock, options or EngineOptions())
     else:
         views = {name: (feeds[name].source, feeds[name].history) for name in names}
 
@@ -472,10 +490,46 @@ def run_all(
         )
 
     return Runs(
-        [begin(query) for query in queries],
-        again={query.name: partial(begin, query, again=True) for query in queries},
+        [begin(query) for query in asked],
+        again={query.name: partial(begin, query, again=True) for query in asked},
         sinks=[each for each in _listed(sink) if isinstance(each, SharedSink)],
     )
+
+
+def open_state(
+    state: str | Path | None, *, secret: Any, ledger: L, engine: Engine | None = None
+) -> tuple[Path | None, L | LedgerAddress]:
+    """The directory that a run keeps its state in, and its ledger.
+
+    One in a bucket is taken over from whoever has it, and stands in a working directory here.
+    """
+    if not is_object_uri(state):
+        folder = None if state is None else Path(state)
+    elif engine is not None:
+        raise InvalidParameter(
+            f"{state}: a state in a bucket is for the embedded engine; on Spark name a directory, "
+            "and a state_location in the bucket"
+        )
+    else:
+        if secret is None:
+            raise InvalidParameter(
+                f"{state}: a state in a bucket needs its secret named (secret=..., --secret, "
+                "DPSTREAM_SECRET_FILE): every machine that goes on with it needs the same one"
+            )
+        optional("obstore", extra="objects", who=f"the state {state}")
+        mirror: Any = import_module("dpstream.connectors.objects.state_mirror")
+        folder = mirror.open_state(state)
+    mirrored = mirror_of(folder)
+    if mirrored is None:
+        return folder, ledger
+    named: Any = ledger
+    place = named.place if isinstance(named, Ledger) else named and as_ledger_place(named)
+    if place is not None and not isinstance(place, LedgerAddress):
+        raise InvalidParameter(
+            f"{mirrored.place} is in a bucket, and its ledger {place} would stay on this machine; "
+            f"leave it out ({mirrored.ledger}), or name one on a server"
+        )
+    return folder, mirrored.ledger if ledger is None else ledger
 
 
 def look(
@@ -655,13 +709,19 @@ def _absolute_paths(source: Any) -> Any:
     return str(Path(source).absolute()) if _is_path(source) else source
 
 
+def _compiled(text: str, name: str) -> AnyQuery:
+    compiled = compile_sql(text, name=name)
+    warn_of_remarks(compiled, stacklevel=3)
+    return compiled.query
+
+
 def _check_queries(name: str, queries: Sequence[Any]) -> None:
     """Refuse what is no query, by its kind alone: it may be the data."""
     for each in queries:
         if isinstance(each, Query | SeriesQuery):
             continue
-        kind = "SQL text" if isinstance(each, str) else f"an object of type {type(each).__name__}"
-        how = '"SELECT ..."' if name == "run" else '[dps.sql("SELECT ...", name="pages")]'
+        kind = f"an object of type {type(each).__name__}"
+        how = '"SELECT ..."' if name == "run" else '["SELECT ...", "SELECT ..."]'
         raise InvalidParameter(
             f"{name} takes the query first, then its source: dps.{name}({how}, source=frame); "
             f"got {kind}"
@@ -799,4 +859,7 @@ def _ledger_path(ledger: Any, folder: Path | None) -> LedgerPlace | None:
     """Where the ledger is, or would be; None: in memory."""
     if ledger is not None:
         return as_ledger_place(ledger)
+    mirrored = mirror_of(folder)
+    if mirrored is not None:
+        return mirrored.ledger
     return None if folder is None else folder / "ledger"
