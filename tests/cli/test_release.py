@@ -4,6 +4,8 @@ import csv
 import io
 import json
 import shutil
+from datetime import datetime
+from zoneinfo import ZoneInfo
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -304,3 +306,33 @@ def test_filled_times_are_written_as_those_of_the_file(run, folder, times, fille
     assert (far.code, "2924-01-01T00:00:02" in far.err) == (2, True)
     (folder / "none.csv").write_text("visits\n1\n2\n")
     assert "--time-column" in run("release", "none.csv", *SAMPLE, "--fill", "0").err
+
+
+DAYS = ["03-27T00:00+01:00", "03-28T00:00+01:00", "03-29T00:00+01:00", "03-30T00:00+02:00", "03-31T00:00+02:00"]
+
+
+@pytest.mark.parametrize(
+    ("left_out", "said"), [(None, ""), (1, ""), (3, "where the clock changes")]
+)
+def test_local_days_are_steps_through_a_change_of_the_clock(run, folder, left_out, said):
+    """29 March has 23 hours; which offset a missing day has is told by its neighbours, or not."""
+    times = [f"2026-{day}" for day in DAYS]
+    rows = [f"{time},{n}\n" for n, time in enumerate(times) if n != left_out]
+    (folder / "days.csv").write_text("day,visits\n" + "".join(rows))
+    done = run("release", "days.csv", *SAMPLE, "--fill", "0", "--json")
+
+    if said:
+        assert (done.code, said in done.err) == (2, True)
+    else:
+        assert [row["time"] for row in done.json["rows"]] == times
+
+
+def test_parquet_with_a_time_zone(run, folder):
+    """Its times are written with their offsets."""
+    zone = ZoneInfo("Europe/Berlin")
+    days = [datetime(2026, 3, day, tzinfo=zone) for day in (28, 29, 30)]
+    table = pa.table({"day": pa.array(days, pa.timestamp("s", zone.key)), "visits": [1, 2, 3]})
+    pq.write_table(table, folder / "days.parquet")
+    done = run("release", "days.parquet", *SAMPLE, "--json")
+
+    assert [row["time"] for row in done.json["rows"]] == [day.isoformat() for day in days]

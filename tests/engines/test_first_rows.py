@@ -12,6 +12,7 @@ from dpstream.engines.clock import SystemClock
 from dpstream.errors import InvalidInput, InvalidParameter, StateError
 from dpstream.records import Batch
 from dpstream.session.first_rows import sample_rows
+from tests.support.live_runs import HOUR, ScriptedClock
 
 START = datetime(2024, 5, 1, tzinfo=UTC)
 TIMES = [START + timedelta(minutes=4 * n) for n in range(300)]
@@ -212,3 +213,48 @@ def test_a_live_directory_whose_files_all_lack_a_column_costs_nothing(tmp_path):
     with pytest.raises(InvalidInput, match="has no column 'pge'"):
         dps.run(query, source=folder, live=True, state=tmp_path / "s", ledger=book).open()
     assert not book.exists() or dps.Ledger(book).report()[0]["spent_on"] == []
+
+
+def over(source, **more):
+    """A live query of one day of 2024, which was over long ago."""
+    query = dps.sql(SQL.format("", COUNT))
+    return dps.run(query, source=source, live=True, **more)
+
+
+def test_a_live_query_that_was_over_before_it_began_is_refused(tmp_path):
+    """All its windows would be empty, and charged; what has begun goes on."""
+    (tmp_path / "in").mkdir()
+    written(tmp_path / "in", rows(datetime.isoformat))
+    book = dps.Ledger()
+    with pytest.raises(InvalidInput, match=r"2024-05-02.*without live.*nothing was charged"):
+        over(tmp_path / "in", ledger=book, state=tmp_path / "state")
+
+    assert not book.report()
+    assert not (tmp_path / "state").exists()
+    assert [len(t) for t in over(tmp_path / "in", ledger=book, anyway=True)] == [0]
+
+
+def test_a_live_run_that_has_begun_ends_after_its_range(tmp_path):
+    """Broken off within its range, and started again when that is over: it was charged before."""
+    (tmp_path / "in").mkdir()
+    how = {"ledger": dps.Ledger(), "state": tmp_path / "state", "secret": b"s" * 32}
+    noon = ScriptedClock(int(START.timestamp() * 1e6) + 12 * HOUR)
+    begun = over(tmp_path / "in", clock=noon, **how)
+    begun.open()
+    begun.stop()
+    assert list(begun) == []
+    assert len(how["ledger"].report()[0]["spent_on"]) == 1
+    written(tmp_path / "in", rows(datetime.isoformat))
+    tables = list(over(tmp_path / "in", clock=ScriptedClock(noon.time + 24 * HOUR), **how))
+
+    assert len(tables) == 1
+    assert len(how["ledger"].report()[0]["spent_on"]) == 1
+
+
+def test_history_counts_in_a_range_that_is_over(tmp_path):
+    """Its rows go by event time, whatever the clock says."""
+    (tmp_path / "in").mkdir()
+    history = written(tmp_path, rows(datetime.isoformat))
+    tables = list(over(tmp_path / "in", history=history, ledger=dps.Ledger()))
+
+    assert [len(table) for table in tables] == [1]

@@ -7,6 +7,7 @@ publish the same tables exactly if every step has read the same rows.
 import json
 import logging
 import os
+import re
 from functools import partial
 from time import sleep
 
@@ -16,7 +17,7 @@ import pytest
 from deltalake import DeltaTable
 
 import dpstream as dps
-from dpstream.errors import RowsLost
+from dpstream.errors import InvalidInput, RowsLost
 from dpstream.serve.metrics import exposition, query_samples, report
 from dpstream.session.pipeline import load_pipeline
 from tests.servers import kafka_tools
@@ -285,6 +286,24 @@ def test_a_query_that_is_added_later_begins_at_its_own_place(nats, tmp_path):
 
     assert publishing.problem is None
     assert [run.operator.read for run in runs.values()] == [12, 12]
+
+
+@pytest.mark.parametrize("kind", [KafkaFeed, NatsFeed])
+def test_a_range_that_is_over_is_refused_with_the_line_that_reads_it(kind, request):
+    """Live it would publish empty windows and be charged; up to `until` it has all rows."""
+    feed, book = kind(request.getfixturevalue(SERVERS[kind])), dps.Ledger()
+    feed.put(rows(seconds_before(HOUR)))
+    asked = dps.Query(**QUERY)
+    with pytest.raises(InvalidInput, match="nothing was charged") as refused:
+        dps.run(asked, source=feed.source, ledger=book)
+    assert not book.report()
+    option = re.search(r"until=[0-9:,]+", str(refused.value)).group()
+    source = f"{feed.source}{'&' if '?' in feed.source else '?'}{option}"
+    running = dps.run(asked, source=source, ledger=book).finish()
+
+    assert running.operator.read == 12
+    assert running.operator.late == 0
+    assert len(book.report()[0]["spent_on"]) == 1
 
 
 def test_broken_off_and_the_server_killed(feeds, tmp_path):

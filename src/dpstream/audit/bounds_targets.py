@@ -36,6 +36,7 @@ from dpstream.bounds_proposal.propose import asked_about, from_histograms, readi
 from dpstream.connectors.memory import TableSource
 from dpstream.privacy.state import Secret
 from dpstream.query.noise_plan import plan_query
+from dpstream.privacy.amounts import exact
 from dpstream.query.query import Query
 from dpstream.records import Reals
 
@@ -44,7 +45,7 @@ QUERY = Query(
     privacy_unit_column="user",
     keys=("key",),
     epsilon=EPSILON,
-    delta=DELTA,
+    delta=exact(DELTA),  # that is as large as it is meant to be
     max_groups_contributed=1,
 ).starting(0)
 """What bounds are wanted for."""

@@ -75,6 +75,7 @@ from dpstream.query.aggregates import Avg, Count, CountDistinct, CountUnits, Sum
 from dpstream.query.noise_plan import NoisePlan, plan_query
 from dpstream.query.public_tables import WholeTable
 from dpstream.query.quantiles import Quantile
+from dpstream.privacy.amounts import exact
 from dpstream.query.query import Query
 from dpstream.query.windows import Cumulate, Hop, Tumble
 from dpstream.rows.whole_table import whole_table
@@ -110,7 +111,9 @@ def day_query(**facts: Any) -> Query:
         "buffers": 2,
         "report_bias": False,
     }
-    return Query(**common | facts)
+    asked = common | facts
+    amounts = {name: exact(asked[name], name) for name in ("epsilon", "delta")}  # no warning
+    return Query(**asked | amounts)
 
 
 def debias_query(**facts: Any) -> Callable[[int], Query]:

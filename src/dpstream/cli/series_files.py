@@ -41,6 +41,8 @@ class SeriesRows:
     names: list[str]
     times: list[Any] | None = None
     stamps: list[Any] | None = None
+    by_wall: bool = False
+    """Are the stamps what a clock on the wall showed, of times that are written with offsets?"""
     places: Integers | None = None
     """The steps of the block's rows, where others are missing and are held."""
     where: str
@@ -127,7 +129,10 @@ def _filled(rows: SeriesRows, fill: str) -> SeriesRows:
         each = (months[-1] - months[0]) // int(places[-1])
         within = stamps[0] - months[0].astype("datetime64[s]")
         every = (months[0] + steps * each).astype("datetime64[s]") + within
-    times = [_written_like(rows.times[0], each) for each in every]
+    if rows.by_wall:
+        times = _at_wall(rows, places, every)
+    else:
+        times = [_written_like(rows.times[0], each) for each in every]
     for place, written in zip(places, rows.times, strict=True):
         times[place] = written
     numbers = isinstance(rows.stamps[0], int)
@@ -152,6 +157,30 @@ def _written_like(example: Any, time: np.datetime64) -> Any:
     unit: Any = {7: "M", 10: "D", 13: "h", 16: "m"}.get(len(example), "s")
     text = str(np.datetime_as_string(time, unit=unit)) + (zone.group() if zone else "")
     return text if "T" in example else text.replace("T", " ")
+
+
+def _at_wall(rows: SeriesRows, places: Integers, every: Sequence[np.datetime64]) -> list[Any]:
+    """Each step's time with the offset of the rows around it, which must have the same."""
+    assert rows.times is not None
+    zones = [_zone_of(written) for written in rows.times]
+    times = []
+    for step, stamp in enumerate(every):
+        row = int(np.searchsorted(places, step, side="right")) - 1
+        if places[row] != step and zones[row] != zones[row + 1]:
+            raise InvalidInput(
+                f"{rows.where}: steps are missing between {rows.times[row]} and "
+                f"{rows.times[row + 1]}, where the clock changes, and the file does not say on "
+                "which day; write these steps into it"
+            )
+        offset = datetime.fromisoformat(f"2000-01-01T00:00{zones[row]}").utcoffset()
+        times.append(_written_like(rows.times[row], stamp - np.timedelta64(offset)))
+    return times
+
+
+def _zone_of(written: str) -> str:
+    """The offset that a time is written with; "" if it has none."""
+    zone = _ZONE.search(written, 10)
+    return "" if zone is None else zone.group()
 
 
 def hold_gaps(series: Series, rows: SeriesRows) -> Series:
@@ -190,8 +219,17 @@ def _read_parquet(path: Path, columns: list[str], time: str | None, gaps: bool) 
     if table.num_rows == 0:
         raise InvalidInput(f"{path} has no rows")
     block, names, stamps = as_steps(table, time_column=time, gaps=gaps)
-    times = stamps and [str(t) if isinstance(t, np.datetime64) else t.item() for t in stamps]
-    return SeriesRows(block=block, names=names or [], times=times, stamps=stamps, where=str(path))
+    times: list[Any] | None = None
+    by_wall = False
+    if stamps is not None and isinstance(stamps[0], datetime):  # of a time zone
+        times = [moment.isoformat() for moment in stamps]
+        stamps, by_wall = _stamps_of(times)
+    elif stamps is not None:
+        times = [str(t) if isinstance(t, np.datetime64) else t.item() for t in stamps]
+    where = str(path)
+    return SeriesRows(
+        block=block, names=names or [], times=times, stamps=stamps, by_wall=by_wall, where=where
+    )
 
 
 def _read_csv(path: Path, columns: list[str], time: str | None, gaps: bool) -> SeriesRows:
@@ -224,16 +262,32 @@ def _read_csv(path: Path, columns: list[str], time: str | None, gaps: bool) -> S
     if time is None:
         return SeriesRows(block=block, names=names, where=where)
     times = cells[time] = [cell.strip() for cell in cells[time]]
+    by_wall = False
     if times[0].isdecimal():
         stamps = convert(time, int, "it must be a whole number, as the first row")
     else:
         advice = "it must be a date or time such as 2024-01-31 or 2024-01-31T12:00:00"
-        stamps = convert(time, _stamp, advice)
+        convert(time, _stamp, advice)
+        stamps, by_wall = _stamps_of(times)
     try:
         check_times(stamps, time, gaps=gaps)
     except InvalidInput as problem:
         raise InvalidInput(f"{where}: {problem}") from None
-    return SeriesRows(block=block, names=names, times=times, stamps=stamps, where=where)
+    return SeriesRows(
+        block=block, names=names, times=times, stamps=stamps, by_wall=by_wall, where=where
+    )
+
+
+def _stamps_of(times: Sequence[str]) -> tuple[list[np.datetime64], bool]:
+    """Stamps of written times, and whether they are what a clock on the wall showed.
+
+    So they are where each is the same time of day, as local days are, whatever its offset: days
+    have one length then, although one of 23 hours is among them. Otherwise they are in UTC.
+    """
+    zones = [_zone_of(written) for written in times]
+    bare = [written.removesuffix(zone) for written, zone in zip(times, zones, strict=True)]
+    by_wall = all(zones) and len({written[10:] for written in bare}) == 1
+    return [_stamp(written) for written in (bare if by_wall else times)], by_wall
 
 
 def _cells(path: Path) -> tuple[list[str], list[int], list[list[str]]]:

@@ -407,6 +407,45 @@ def _frame_chunks(source: SampledFrame, query: RowSpec, most: int) -> Iterator[A
         yield source.columns(""), table, []
 
 
+@runtime_checkable
+class EndingNow(Protocol):
+    """A live source of a server that can be read up to where it ends now, and no further."""
+
+    def until_now(self) -> str:
+        """What `until` has to say for that; "" while the server does not tell."""
+
+
+def refuse_over(run: Run) -> None:
+    """Refuse a live run all of whose triggers were over before it began; nothing is charged yet.
+
+    Rows belong to the first trigger after their arrival, so all its windows would be empty. One
+    that has begun, and was charged, goes on instead: what it has read is in its log.
+    """
+    steps, inner = run.steps, run.source
+    if not run.live or run.history is not None or steps is None or steps < 1:
+        return
+    last = run.query.schedule.time_of(steps - 1)
+    if last is None or last > run.clock.now() or getattr(inner, "bounded", False):
+        return
+    until = ""
+    if isinstance(inner, LiveView):
+        shared = inner.shared
+        with shared.lock:
+            until = shared.source.until_now() if isinstance(shared.source, EndingNow) else ""
+    advice = (
+        f"to read what is there by now, add until={until} to the source's address"
+        if until
+        else "to read what is there by now: give a server's source its `until`, read files without "
+        "live (without --live, live = true), and put what comes by a pipe into a file"
+    )
+    raise InvalidInput(
+        f"the query {run.query.name!r} would spend its budget for nothing: its last trigger was "
+        f"{iso(last)}, and rows of a live source count from when they arrive, so all its windows "
+        f"would be empty; {advice}; or give a range that goes on; nothing was charged; --anyway "
+        "(anyway=True in Python) runs it all the same"
+    )
+
+
 def refuse_useless(run: Run) -> None:
     """Refuse a run over rows none of which can be used; it is called before the run is charged.
 

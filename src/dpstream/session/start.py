@@ -60,7 +60,7 @@ from dpstream.query.query import Query
 from dpstream.query.series_query import SeriesQuery
 from dpstream.records import CheckedSink, Frame, Sink, Source, fence
 from dpstream.session.budget import refuse_early, was_charged
-from dpstream.session.first_rows import RowSample, refuse_useless, sample_rows
+from dpstream.session.first_rows import RowSample, refuse_over, refuse_useless, sample_rows
 from dpstream.session.runs import Runs
 from dpstream.session.union_run import UnionRun, book_of_all, refuse_other_times
 from dpstream.session.whole_tables import Given, with_tables
@@ -353,6 +353,7 @@ def _checked(started: Run, *, new: bool, anyway: bool) -> Run:
         started.sink.check(started.query.name, started.schema)
     if new and not anyway:
         refuse_useless(started)
+        refuse_over(started)
     if isinstance(started, QueryRun) and started.is_new and started.beginning.notice:
         warnings.warn(started.beginning.notice, UnexpectedResult, stacklevel=3)
     return started

@@ -90,6 +90,13 @@ class KafkaSource:
         }
         return {partition: lag for partition, lag in lags.items() if lag is not None}
 
+    def until_now(self) -> str:
+        """The offsets at which the partitions end now, as `until` takes them."""
+        self.partitions()
+        ranges = {number: self._topic.range_of(number) for number in self._topic.numbers}
+        ends = [f"{number}:{both[1]}" for number, both in ranges.items() if both is not None]
+        return ",".join(ends) if len(ends) == len(ranges) else ""
+
     def columns(self, partition: str) -> None:
         """Messages declare no types."""
 

@@ -73,6 +73,11 @@ class NatsSource(ServerLog[StreamPosition]):
         at = {name: self._parse(position) for name, position in positions.items()}
         return {name: max(0, last - one.sequence) for name, one in at.items() if one is not None}
 
+    def until_now(self) -> str:
+        """The sequence number of the last message, as `until` takes it."""
+        about = self._client.first_call(lambda js: none_if_absent(js.stream_info(self._stream)))
+        return str(about.state.last_seq) if about is not None and about.state.last_seq else ""
+
     def columns(self, partition: str) -> None:
         """Messages declare no types."""
 
