@@ -81,7 +81,7 @@ bench-peers: .venv-bench/.stamp ## set up .venv-bench, the environment of the li
 serve-test: .venv-serve/.stamp ## set up .venv-serve, the environment of the tool that asks a server everything its OpenAPI allows
 .venv-serve: .venv-serve/.stamp
 
-servers: .venv/.servers ## add what speaks to Kafka, NATS, PostgreSQL and Delta Lake to .venv; .ci/servers installs the servers
+servers: .venv/.servers ## add what speaks to Kafka, NATS, PostgreSQL, Delta Lake and object stores to .venv; .ci/servers installs the servers
 spark: .venv/.spark ## add Spark to .venv (it needs a Java 17 or 21), for its engine and the tests of it
 browser: .venv/.browser ## add what drives a browser to .venv; the tests of the page need it, and .ci/browser
 

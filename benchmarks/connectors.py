@@ -143,8 +143,9 @@ def _rows(system: System, folder: Path, plan: Plan) -> Iterator[Row]:
     system.start(folder / "data" if system.package else folder)
     try:
         for word, source in system.fill(clicks(plan.rows)).items():
-            seconds = [_read(source, plan.rows) for _ in range(plan.times + 1)]
-            yield _row(system, "source", word, plan.rows, median(seconds[1:]), 0)
+            taken = [_read(source, plan.rows) for _ in range(plan.times + 1)][1:]
+            row = _row(system, "source", word, plan.rows, median(took for took, _ in taken), 0)
+            yield row | {"cpu_us_each": min(cpu for _, cpu in taken) / plan.rows * 1e6}
         for word, sink in system.sinks().items():
             total = plan.releases * plan.release_rows
             yield _row(system, "sink", word, total, _written(sink, plan), plan.releases)
@@ -165,12 +166,12 @@ def _row(system: System, role: str, word: str, rows: int, seconds: float, releas
     }
 
 
-def _read(spec: Any, rows: int) -> float:
-    """Seconds from the first read to the last row."""
+def _read(spec: Any, rows: int) -> tuple[float, float]:
+    """Seconds from the first read to the last row, and processor seconds of this process."""
     source = open_source(spec)
     try:
         partitions, positions, count = source.partitions(), dict[str, Any](), 0
-        began = time.perf_counter()
+        began, used = time.perf_counter(), time.process_time()
         while count < rows:
             for name in partitions:
                 batch = source.read(name, positions.get(name), columns=["user", "page", "at"])
@@ -178,7 +179,7 @@ def _read(spec: Any, rows: int) -> float:
                 count += batch.table.num_rows
             if time.perf_counter() - began > _DEADLINE:
                 raise TimeoutError(f"{spec} gave {count} of {rows} rows in {_DEADLINE} s")
-        return time.perf_counter() - began
+        return time.perf_counter() - began, time.process_time() - used
     finally:
         source.close()
 
@@ -356,6 +357,10 @@ class ObjectStore(System):
         """A prefix."""
         return {"one object each": "s3://bench/out/"}
 
+    def ledger(self) -> Any:
+        """A name of its own."""
+        return "s3://bench/book"
+
     def stop(self) -> None:
         """End it."""
         self._server.stop()
@@ -389,6 +394,10 @@ class Postgres(System):
             connection.execute(
                 'CREATE TABLE clicks (id bigserial PRIMARY KEY, "user" text, page text, at int8)'
             )
+            connection.execute("CREATE PUBLICATION clicks FOR TABLE clicks")
+            connection.commit()  # a slot is made outside of what writes
+            connection.execute("SELECT pg_create_logical_replication_slot('clicks', 'pgoutput')")
+            connection.commit()
             columns = ", ".join(f'"{name}"' for name in rows.column_names)
             with connection.cursor().copy(
                 f"COPY clicks ({columns}) FROM STDIN (FORMAT csv, HEADER true)"
@@ -396,7 +405,8 @@ class Postgres(System):
                 file = pa.BufferOutputStream()
                 pyarrow.csv.write_csv(rows, file)
                 copy.write(file.getvalue().to_pybytes())
-        return {"a table": f"{self._server.address}?table=clicks&key=id"}
+        place = f"{self._server.address}?table=clicks"
+        return {"a table": f"{place}&key=id", "its changes": f"{place}&slot=clicks"}
 
     def sinks(self) -> dict[str, Any]:
         """A schema."""
@@ -430,11 +440,11 @@ class Nats(System):
         self._server.start()
 
     def fill(self, rows: pa.Table) -> dict[str, Any]:
-        """A stream of JSON, a row a message, and one of Arrow."""
+        """Streams of JSON and CSV, a row a message, and one of Arrow."""
         from dpstream.connectors.nats.client import Client  # needs the package nats
 
         found = {}
-        for stream, (word, kind, messages) in zip("AB", payloads(rows), strict=True):
+        for stream, (word, kind, messages) in zip("ABC", payloads(rows), strict=True):
             client = Client(ServerOptions(self._uri(stream)))
 
             async def publish(js: Any, name: str = stream, payload: Any = messages) -> None:
@@ -449,7 +459,7 @@ class Nats(System):
 
             client.call(publish, seconds=600)
             client.close()
-            found[word] = f"{self._uri(stream)}&format={kind}"
+            found[word] = f"{self._uri(stream)}&format={_options(kind)}"
         return found
 
     def sinks(self) -> dict[str, Any]:
@@ -479,12 +489,12 @@ class Kafka(System):
         self._server.start()
 
     def fill(self, rows: pa.Table) -> dict[str, Any]:
-        """A topic of JSON, a row a message, and one of Arrow."""
+        """Topics of JSON and CSV, a row a message, and one of Arrow."""
         from confluent_kafka import Producer
 
         producer = Producer({"bootstrap.servers": self._server.address, "linger.ms": 50})
         found = {}
-        for word, kind, messages in payloads(rows):
+        for word, kind, messages in (*payloads(rows), _changes(rows)):
             self._topic(kind)
             for one in messages:
                 while True:
@@ -494,7 +504,7 @@ class Kafka(System):
                     except BufferError:
                         producer.poll(0.1)
             producer.flush(60)
-            found[word] = f"kafka://{self._server.address}/{kind}?format={kind}"
+            found[word] = f"kafka://{self._server.address}/{kind}?format={_options(kind)}"
         return found
 
     def sinks(self) -> dict[str, Any]:
@@ -516,8 +526,27 @@ class Kafka(System):
 def payloads(rows: pa.Table) -> Iterator[tuple[str, str, list[bytes]]]:
     """The rows as messages: (words, format, content)."""
     yield "JSON, a row a message", "json", jsonl(rows).splitlines()
+    lines = (f"{row['user']},{row['page']},{row['at']}".encode() for row in rows.to_pylist())
+    yield "CSV, a row a message", "csv", list(lines)
     tables = [rows.slice(at, _ARROW_ROWS) for at in range(0, rows.num_rows, _ARROW_ROWS)]
     yield f"Arrow, {_ARROW_ROWS:,} rows a message", "arrow", [_stream(one) for one in tables]
+
+
+def _changes(rows: pa.Table) -> tuple[str, str, list[bytes]]:
+    """The rows as inserts, as Debezium writes them without their schema."""
+    messages = []
+    for number, row in enumerate(jsonl(rows).splitlines()):
+        source = {"connector": "postgresql", "lsn": number, "sequence": f'["0", "{number}"]'}
+        messages.append(
+            b'{"before":null,"after":%s,"source":%s,"op":"c","ts_ms":1}'
+            % (row, json.dumps(source).encode())
+        )
+    return "changes by Debezium", "debezium-json", messages
+
+
+def _options(kind: str) -> str:
+    """A format with what it needs."""
+    return f"{kind}&header=user,page,at" if kind == "csv" else kind
 
 
 def _stream(table: pa.Table) -> bytes:

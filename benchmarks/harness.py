@@ -45,6 +45,7 @@ BENCHES: Final[dict[str, str]] = {
     ),
     "sqlp": "the continual GROUP BY against the DP-SQLP paper's tables, figures and baselines",
     "logs": "the continual GROUP BY on two real event logs: keys found, errors, time",
+    "chosen_bounds": "bounds that choose themselves beside the best fixed ones, on six logs",
     "memory_of_keys": "keys that earlier windows have shown: seven days of one law, and two logs",
     "serve": "clients that follow a server's events while its pipeline reads as fast as it can",
     "live": "1, 5 and 20 queries over one live source: rows a second, delays, rows missed",

@@ -301,6 +301,9 @@ def test_what_if_agrees_with_explain(feed):
     """Twice the epsilon, less noise; without a change nothing changes."""
     told = get(feed, "/api/queries/pages")["explain"]
     same = get(feed, "/api/what-if", query="pages")
+    named = [one["setting"] for one in same["now"]["alternatives"]]
+    assert named[0] == "as it is"
+    assert "epsilon = " in named[-1]
     more = get(feed, "/api/what-if", query="pages", epsilon=6)
     wider = get(feed, "/api/what-if", query="pages", max_groups_contributed=16)
     series = get(feed, "/api/what-if", query="steps", epsilon=2)

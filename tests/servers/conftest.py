@@ -3,8 +3,10 @@
 import tempfile
 from pathlib import Path
 
+import psycopg
 import pytest
 
+from tests.support.processes import until
 from tests.support.servers import (
     KafkaServer,
     NatsServer,
@@ -88,3 +90,12 @@ def nats(nats_server):
     if not nats_server.answers():
         nats_server.restart()
     return nats_server
+
+
+def drop_slots(postgres):
+    """Those that nobody reads keep the server's log for ever."""
+    with psycopg.connect(postgres.address, autocommit=True) as connection:
+        active = "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE active"
+        until(lambda: not connection.execute(active).fetchall())
+        for (name,) in connection.execute("SELECT slot_name FROM pg_replication_slots").fetchall():
+            connection.execute("SELECT pg_drop_replication_slot(%s)", (name,))

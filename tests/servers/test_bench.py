@@ -45,8 +45,9 @@ def test_every_source_and_sink_has_a_row(monkeypatch):
         ("files", "source"), ("files", "sink"), ("Delta Lake", "sink"), ("object store", "source"),
         ("object store", "sink"), ("PostgreSQL", "source"),
         ("PostgreSQL", "sink"), ("NATS", "source"), ("NATS", "sink"),
-        ("files", "ledger"), ("PostgreSQL", "ledger"),
+        ("files", "ledger"), ("object store", "ledger"), ("PostgreSQL", "ledger"),
     }  # fmt: skip
+    assert {"a table", "its changes"} <= {row["how"] for row in found.rows if "how" in row}
     for row in (row for row in found.rows if "role" in row):
         assert row["records_per_second"] > 0
         assert (row["releases_per_second"] is None) == (row["role"] != "sink")

@@ -11,7 +11,7 @@ from dpstream.connectors.testing import ServerSourceSuite
 from dpstream.connectors.testing.suites import all_rows, drain
 from dpstream.errors import InvalidInput, InvalidParameter
 from tests.servers import kafka_tools as tools
-from tests.servers.conftest import PASSWORD
+from tests.servers.conftest import PASSWORD, drop_slots
 from tests.support.processes import until
 from tests.support.servers import ConnectServer
 
@@ -112,7 +112,7 @@ def table(postgres):
         connection.execute(f"ALTER TABLE {name} ALTER story SET STORAGE EXTERNAL")
         connection.name = name
         yield connection
-        connection.execute(f"SELECT pg_drop_replication_slot('{name}')")
+    drop_slots(postgres)
 
 
 def settings(kafka, postgres, name, *, schemas):

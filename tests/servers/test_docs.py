@@ -2,17 +2,19 @@
 
 import doctest
 import io
+import json
 import os
 import re
 import shlex
 import subprocess
 import sys
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import closing, redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
 
 from dpstream.cli import main
+from dpstream.privacy.ledger.ledger import Ledger
 from tests.cli.test_docs import LOOSE, ROOT, sessions
 
 pytestmark = pytest.mark.servers
@@ -27,6 +29,7 @@ def here(tmp_path, monkeypatch, kafka, postgres, nats, registry, objects):
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     (tmp_path / "nats.password").write_text(nats.password_file.read_text())
     objects.bucket("clicks")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     text = TEXT
     usual = {9092: kafka, 5432: postgres, 4222: nats, 8081: registry, 9000: objects}
     for port, server in usual.items():
@@ -59,6 +62,27 @@ def test_the_examples_give_what_they_show(here):
         output = "\n".join(line.rstrip() for line in execute(command).splitlines())
         shown = "\n".join(line.rstrip() for line in expected.splitlines())
         assert checker.check_output(shown, output, LOOSE), f"{command}\n{output}"
+
+
+def test_the_pipeline_of_a_bucket(tmp_path, monkeypatch, objects):
+    """As it stands on the page; run again it publishes nothing."""
+    monkeypatch.chdir(tmp_path)
+    block = next(text for text in re.findall(r"```toml\n(.*?)```", TEXT, re.S) if "s3://" in text)
+    folder = objects.bucket("pipeline")
+    (tmp_path / "pipeline.toml").write_text(block.replace("s3://clicks/", "s3://pipeline/"))
+    (folder / "logs").mkdir()
+    rows = "".join(f"u{n},{'home' if n % 3 else 'news'}\n" for n in range(900))
+    (folder / "logs" / "monday.csv").write_text("user,page\n" + rows)
+    execute("dpstream run pipeline.toml")
+    found = {path.name: path.read_bytes() for path in (folder / "by-page").iterdir()}
+    again = execute("dpstream run pipeline.toml")
+
+    (only,) = (path for name, path in found.items() if name.endswith(".jsonl"))
+    assert sorted(json.loads(line)["page"] for line in only.splitlines()) == ["home", "news"]
+    assert "everything was published before" in again
+    assert {path.name: path.read_bytes() for path in (folder / "by-page").iterdir()} == found
+    with closing(Ledger("s3://pipeline/books/pipeline")) as ledger:
+        assert len([record for record in ledger.history() if "amount" in record]) == 1
 
 
 def test_every_option_is_on_the_page():

@@ -1,9 +1,12 @@
 """NATS JetStream as a source, against the real server."""
 
+import asyncio
+
 import pyarrow as pa
 import pytest
+from nats.protocol.parser import Parser
 
-from dpstream.connectors.nats.client import Client, Puller
+from dpstream.connectors.nats.client import BatchParser, Client, Puller
 from dpstream.connectors.registry import open_source
 from dpstream.connectors.server_base import ServerOptions
 from dpstream.connectors.testing import ServerSourceSuite
@@ -236,3 +239,58 @@ def test_tls_options_are_taken(tmp_path):
     client = Client(ServerOptions("nats://127.0.0.1:9/S?tls=true&tls_hostname=example"))
     assert client._settings["tls"].check_hostname
     assert client._settings["tls_hostname"] == "example"
+
+
+SENT = (
+    b"MSG s.a 7 $JS.ACK.S.c.1.3.3.0.0 5\r\n{\r\n}\xff\r\n"
+    b"PING\r\n"
+    b"MSG other 1 0\r\n\r\n"
+    b"HMSG s.b 7 $JS.ACK.S.c.1.4.4.0.0 14 16\r\nNATS/1.0\r\nA: bxy\r\n"
+    b"MSG s.c 7 $JS.ACK.S.c.1.9.5.0.0 0\r\n\r\n"
+    b"HMSG in.box 7 28 28\r\nNATS/1.0 404 No Messages\r\n\r\n\r\n"
+)
+FRAMES = [
+    (b"s.a", b"$JS.ACK.S.c.1.3.3.0.0", b"", b"{\r\n}\xff"),
+    (b"s.b", b"$JS.ACK.S.c.1.4.4.0.0", b"NATS/1.0\r\nA: b", b"xy"),
+    (b"s.c", b"$JS.ACK.S.c.1.9.5.0.0", b"", b""),
+    (b"in.box", b"", b"NATS/1.0 404 No Messages\r\n\r\n", b""),
+]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 30, 1000])
+def test_messages_are_found_however_they_are_cut(monkeypatch, size):
+    """What is not for the reader goes to the library, whole and in order."""
+    left, frames = [], []
+
+    async def library(self, data=b""):
+        left.append(data)
+
+    monkeypatch.setattr(Parser, "parse", library)
+    parser = BatchParser(None)
+    parser.puller = Puller("api", "in.box", 3)
+    parser.puller.subscription = b"7"
+    monkeypatch.setattr(parser.puller, "arrive", frames.append)
+    for at in range(0, len(SENT), size):
+        asyncio.run(parser.parse(SENT[at : at + size]))
+
+    assert frames == FRAMES
+    assert left == [b"PING\r\n", b"MSG other 1 0\r\n\r\n"]
+
+
+def test_messages_with_headers_and_of_any_size(stream):
+    """Larger than what comes at once, empty, with ends of lines, with headers."""
+    users = ["x" * 300_000, "y", "z" * 40_000]
+    stream.put({"user": users[0]}, b'{\r\n"user": "y"}', b"")
+
+    async def publish(js):
+        await js.publish(
+            f"{stream.subject}.a", b'{"user": "%s"}' % users[2].encode(), headers={"A": "b"}
+        )
+
+    stream.client.call(publish)
+    source = opened(stream)
+    batch = source.read(stream.name, None, columns=["user"])
+
+    assert batch.table["user"].to_pylist() == users
+    assert [one.where for one in batch.rejected] == [f"{stream.name}, message 3"]
+    source.close()

@@ -21,6 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dpstream as dps
+from dpstream.connectors import ledger_lines
 from dpstream.connectors.postgres import ledger_store
 from dpstream.connectors.postgres.ledger_store import PostgresLedger
 from dpstream.errors import (
@@ -172,7 +173,7 @@ def test_a_fixed_run_has_the_golden_digests(tmp_path, uri):
 
 def test_compaction_changes_no_answer(uri, monkeypatch):
     """The oldest records fold; who has the ledger open, and who comes later, see the same."""
-    monkeypatch.setattr(ledger_store, "LARGE", 0)
+    monkeypatch.setattr(ledger_lines, "LARGE", 0)
     monkeypatch.setattr(ledgers, "_WORTHWHILE", 1)
     monkeypatch.setattr(ledgers, "_VERBATIM", timedelta(0))
     terms = dps.Terms(unit="w_event", window=3, total=Fraction(1))
@@ -640,7 +641,7 @@ def test_looking_makes_no_ledger(postgres, uri):
 
 def test_other_servers_hold_no_ledger():
     """A file named mysql: would be a surprise."""
-    with pytest.raises(LedgerError, match="a ledger is a file or in PostgreSQL"):
+    with pytest.raises(LedgerError, match="a ledger is a file, in PostgreSQL"):
         Ledger("mysql://ana:secret@db/books")
 
 

@@ -1,17 +1,25 @@
 """The changes of a PostgreSQL table by logical replication, against the real server."""
 
+import signal
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 
 import psycopg
 import pyarrow as pa
 import pytest
 
+import dpstream as dps
+from benchmarks.recovery_case import CheckingSink
 from dpstream.connectors.registry import open_source
 from dpstream.connectors.testing import ServerSourceSuite
 from dpstream.connectors.testing.suites import Read, drain, replay
 from dpstream.errors import InvalidInput, InvalidParameter, RowsLost
-from tests.support.processes import until
+from tests.servers.conftest import drop_slots
+from tests.support.fixed import SECRET
+from tests.support.live_runs import QUERY, TIMES, ScriptedClock, rows, seconds_before
+from tests.support.processes import kill_this_process, run_in_fork, until
+from tests.support.runs import options, published
 
 pytestmark = pytest.mark.servers
 
@@ -56,12 +64,7 @@ class Table:
 def connection(postgres):
     with psycopg.connect(postgres.address, autocommit=True) as connection:
         yield connection
-    with psycopg.connect(postgres.address, autocommit=True) as after:
-        after.execute(
-            "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE active"
-        )
-        for (name,) in after.execute("SELECT slot_name FROM pg_replication_slots").fetchall():
-            after.execute("SELECT pg_drop_replication_slot(%s)", (name,))
+    drop_slots(postgres)
 
 
 @pytest.fixture
@@ -308,6 +311,7 @@ def test_a_quiet_table_does_not_keep_the_log(table, monkeypatch):
 def test_an_end(table):
     """What was committed before a place in the log, though it is read later."""
     table.put("a", "b")
+    table.sql(f"CREATE TABLE {table.name}_other AS SELECT 1 AS n")  # the log goes on without rows
     end = table.log_end()
     table.put("c")
     with closing(table.open(until=end)) as source:
@@ -328,6 +332,7 @@ def test_what_must_be_set_up_first(table):
         f"ALTER PUBLICATION {quoted} SET (publish = 'insert')": "leaves out changes",
         f"ALTER PUBLICATION {quoted} SET (publish = 'insert,update')": None,
         f"ALTER PUBLICATION {quoted} SET TABLE {quoted} WHERE (id > 5)": "row filter",
+        f'ALTER PUBLICATION {quoted} SET TABLE {quoted} (id, "user")': "list of columns",
         f"ALTER PUBLICATION {quoted} DROP TABLE {quoted}": "CREATE PUBLICATION",
     }
     for statement, words in refusals.items():
@@ -364,3 +369,88 @@ def test_partitions_are_one_table(postgres, connection):
     connection.execute(f"INSERT INTO {name} VALUES (1, 'a'), (11, 'b')")
     with closing(open_source(place)) as source:
         assert users(read_all(source, 2)) == ["a", "b"]
+
+
+def test_a_user_that_may_do_little_else(table, monkeypatch):
+    """REPLICATION is enough; without it the server says so, and no password is told."""
+    monkeypatch.setenv("READER_PASSWORD", "planted-reader-password")
+    made = f"CREATE ROLE {table.name}_reader LOGIN PASSWORD 'planted-reader-password'"
+    table.sql(made)
+    table.put("a")
+    place = table.server.address.replace("dpstream@", f"{table.name}_reader@")
+    where = f"{place}?table={table.name}&slot={table.name}&password_env=READER_PASSWORD"
+    with closing(open_source(where)) as source:
+        with pytest.raises(InvalidInput, match=r"refuses: .*[Rr][Ee][Pp][Ll][Ii][Cc]") as refused:
+            read_all(source, 1)
+        assert "planted" not in str(refused.value)
+        table.sql(f"ALTER ROLE {table.name}_reader REPLICATION")
+        assert users(read_all(source, 1)) == ["a"]
+
+
+def test_queries_at_two_places(table, monkeypatch):
+    """A query that begins later reads what an earlier one has read, and then both read as one."""
+    table.put("a", "b")
+    with closing(table.open()) as source:
+        name = source.partitions()[0]
+        early = read_all(source, 2)
+        begin = early.positions[-1]
+        late = {name: Read(positions=[[*begin[:1], begin[2][0], begin[2], 0]])}
+        opened = []
+        open_stream = source._open_stream
+        monkeypatch.setattr(source, "_open_stream", lambda *a: opened.append(1) or open_stream(*a))
+        for at in range(5):
+            table.put(f"c{at}")
+            read_all(source, 3 + at, {name: early})
+            read_all(source, 1 + at, late)
+    assert users(early) == ["a", "b", *(f"c{at}" for at in range(5))]
+    assert users(late[name]) == [f"c{at}" for at in range(5)]
+    assert late[name].positions[-1][3] == 5
+    assert len(opened) <= 1
+
+
+def run(table, place, *, kill_at=None):
+    """A live run to its end, or until this process is killed with its nth new release."""
+    keep = place / "clock"
+    now = int(keep.read_text()) if keep.exists() else 0
+    left = iter(range(99 if kill_at is None else kill_at))
+
+    def arrive(time):
+        with psycopg.connect(table.server.address) as connection:
+            came = connection.execute(f"SELECT 1 FROM {table.name}_came WHERE time = {time}")
+            if came.fetchone() is None:  # it has not, before a kill
+                connection.execute(f"INSERT INTO {table.name}_came VALUES ({time})")
+                put = f"INSERT INTO {table.name} VALUES (DEFAULT, %(user)s, %(page)s, %(at)s)"
+                connection.cursor().executemany(put, rows(seconds_before(time)).to_pylist())
+                connection.execute(f"UPDATE {table.name} SET page = '/1' WHERE page = '/2'")
+                connection.execute(f"DELETE FROM {table.name}")
+
+    dps.run(
+        dps.Query(**QUERY),
+        source=f"{table.server.address}?table={table.name}&slot={table.name}&changes=versions",
+        sink=CheckingSink(place, lambda: next(left, None) is None and kill_this_process()),
+        secret=SECRET,
+        state=place / "state",
+        clock=ScriptedClock(now, [(time, lambda t=time: arrive(t)) for time in TIMES], keep),
+        options=options(2),
+    ).finish()
+
+
+def test_kill_minus_nine_of_either_side(postgres, connection, tmp_path):
+    """The releases are those of an undisturbed run, byte for byte, and the slot has gone on."""
+    found = []
+    for kills in ((), (1, 3, 2)):
+        table = Table(postgres, connection, '"user" text, page text, at int8')
+        table.sql(f"CREATE TABLE {table.name}_came (time int8)")
+        begin, place = table.kept_from(), tmp_path / str(len(kills))
+        place.mkdir()
+        for kill_at in kills:
+            assert run_in_fork(partial(run, table, place, kill_at=kill_at)) == -signal.SIGKILL
+            if kill_at == 3:  # not always: a server that is killed forgets how far a slot has gone
+                postgres.restart()
+                table.sql = psycopg.connect(postgres.address, autocommit=True).execute
+        assert run_in_fork(partial(run, table, place)) == 0
+        assert table.kept_from() != begin
+        found.append(published(place))
+
+    assert len(found[0]) >= 8
+    assert found[1] == found[0]

@@ -27,7 +27,7 @@ SharedLedger = Annotated[
     LedgerPlace | None,
     BudgetOption(
         envvar="DPSTREAM_LEDGER",
-        help="Ledger that others share: a file, or postgresql://user@host/database.",
+        help="Ledger that others share: a file, postgresql://user@host/database or s3://....",
         parser=as_ledger_place,
         metavar="LEDGER",
     ),

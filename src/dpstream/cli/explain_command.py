@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from typer import Argument, Option
 
@@ -19,6 +19,12 @@ from dpstream.cli.sql_command import Functions, Params, Settings, compile_text, 
 from dpstream.connectors.storage import safe_name
 from dpstream.errors import InvalidParameter
 from dpstream.explanation import explain as explain_query
+from dpstream.explanation.alternatives import (
+    Alternative,
+    alternatives,
+    as_plain,
+    why_in_words,
+)
 from dpstream.privacy.state.inspection import bounds_in_words, chosen_bounds
 from dpstream.session import with_tables
 from dpstream.session.budget import AnyQuery
@@ -42,12 +48,15 @@ def explain(
     public: PublicTables = None,
     refresh: RefreshTables = None,
     registry: RegistryTables = None,
+    why: Annotated[
+        bool, Option("--why", help="Also what other settings would do: noise, thresholds, bias.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Explain a query: plan, sensitivity, noise, keys, budget, memory, what it leaves open."""
     if text.endswith(".toml"):
         given = [*(settings or []), *(params or []), *(functions or [])]
-        _explain_pipeline(Path(text), name, given, as_json=as_json)
+        _explain_pipeline(Path(text), name, given, as_json=as_json, why=why)
         return
     if name is not None:
         raise InvalidParameter("--query chooses among the queries of a pipeline.toml")
@@ -57,14 +66,19 @@ def explain(
         registry=table_paths("--registry", registry),
     )
     explanation = explain_query(query)
+    others = alternatives(query) if why else []
     if as_json:
-        print_json(explanation.to_json())
+        print_json(explanation.to_json() | _why(others))
     else:
-        print(explanation.text())
+        print("\n\n".join([explanation.text(), *([why_in_words(others)] if others else [])]))
+
+
+def _why(others: list[Alternative]) -> dict[str, Any]:
+    return {"alternatives": as_plain(others)} if others else {}
 
 
 def _explain_pipeline(
-    path: Path, name: str | None, settings: Sequence[str], *, as_json: bool
+    path: Path, name: str | None, settings: Sequence[str], *, as_json: bool, why: bool
 ) -> None:
     """Every query of a pipeline, or one of them, each under its name."""
     if settings:
@@ -83,11 +97,15 @@ def _explain_pipeline(
     bounds = {each: chosen_bounds(pipeline.state / safe_name(each)) for each in explanations}
     if as_json:
         told = {each: {"bounds_now": now} for each, now in bounds.items() if now is not None}
+        for each in explanations if why else ():
+            told[each] = told.get(each, {}) | _why(alternatives(queries[each]))
         print_json({each: one.to_json() | told.get(each, {}) for each, one in explanations.items()})
         return
     parts = []
     for each, one in explanations.items():
         parts.append(f"QUERY {each}\n\n{one.text()}")
+        if why:
+            parts.append(why_in_words(alternatives(queries[each])))
         if (now := bounds[each]) is not None:
             parts.append(f"BOUNDS NOW (as releases say)\n  {bounds_in_words(now)}")
     print("\n\n".join(parts))

@@ -35,7 +35,7 @@ from dpstream.query.book_periods import book_ticks, held_places, loss_over
 from dpstream.query.windows import duration, in_words, iso
 from dpstream.session.pipeline import load_pipeline
 
-_HELP = "a file, or postgresql://user@host/database"
+_HELP = "a file, postgresql://user@host/database or s3://bucket/books/clicks"
 Place = Annotated[
     LedgerPlace | None,
     Argument(

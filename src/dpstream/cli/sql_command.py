@@ -44,6 +44,7 @@ from dpstream.cli.watch import (
     tell_operator,
 )
 from dpstream.connectors.files.sink import DirectorySink
+from dpstream.connectors.server_base import is_object_uri
 from dpstream.connectors.storage import safe_name
 from dpstream.engines.embedded.process_memory import keep_freed_memory
 from dpstream.errors import InvalidInput, InvalidParameter
@@ -51,7 +52,7 @@ from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.state.secret import secret_path
 from dpstream.session import Refreshed, Run, run, with_tables
 from dpstream.session.budget import AnyQuery
-from dpstream.session.start import UnionAll
+from dpstream.session.start import UnionAll, open_state
 from dpstream.session.start_pipeline import refuse_lost_secret
 from dpstream.session.union_run import UnionRun
 from dpstream.sql_compiler.compile_sql import Compiled, compile_all, compile_sql, remarks
@@ -224,7 +225,12 @@ def sql(
         bool, Option("--all", help="Print every release in full, not only a window's last.")
     ] = False,
     state: Annotated[
-        Path | None, BudgetOption(help="Directory that lets this query go on after a stop.")
+        Any,
+        BudgetOption(
+            help="Directory that lets this query go on after a stop; or s3://bucket/states/name.",
+            parser=_state_place,
+            metavar="STATE",
+        ),
     ] = None,
     secret: SecretFile = None,
     ledger: SharedLedger = None,
@@ -249,6 +255,7 @@ def sql(
         "public": public_tables(public, refresh),
         "registry": table_paths("--registry", registry),
     }
+    state, ledger = open_state(state, secret=secret, ledger=ledger)
     several = [replace(one, query=with_tables(one.query, state=state, **tables)) for one in several]
     query, first = UnionAll.of(several), several[0].query
     if text == "-" and "-" in (given.values() if isinstance(given, dict) else given):
@@ -320,6 +327,11 @@ def sql(
         anew = "without --state it cannot go on: it would begin anew, and be charged anew"
         note(f"stopped; {'the same command again goes on from here' if state else anew}")
         raise typer.Exit(INTERRUPTED)
+
+
+def _state_place(text: str) -> Path | str:
+    """A directory, or a name in a bucket."""
+    return text if is_object_uri(text) else Path(text)
 
 
 def source_paths(compiled: Compiled, sources: Sequence[str]) -> list[str]:

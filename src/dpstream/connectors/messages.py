@@ -33,6 +33,7 @@ MAX_BYTES = 16 << 20
 MAX_UNPACKED = 128 << 20
 """Bytes that an Arrow message may take when it is decompressed, and told apart into cells."""
 _ARROW_FILE = b"ARROW1\0\0"
+_REACHES = (b"\n", b"\r", b'"')
 _NO_LINES = bytes.maketrans(b"\r\n", b"\t\t")
 
 
@@ -120,7 +121,7 @@ class Decoder:
                 bad.append((at, reason))
         places = np.array(usable, dtype=np.int64)
         alone = []
-        if self._kind != "json":
+        if self._kind != "json" and not self._all_lines(content):
             alone = [at for at, payload in enumerate(content) if self._stands_alone(payload)]
         edges = sorted({0, len(content), *alone, *(at + 1 for at in alone)})
         for start, stop in pairwise(edges):
@@ -151,11 +152,18 @@ class Decoder:
             return f"it has {len(payload)} bytes, more than max_message_bytes={self.max_bytes}"
         return None if payload and not payload.isspace() else "it is empty"
 
+    def _all_lines(self, content: Sequence[bytes]) -> bool:
+        """Is each a line of CSV that cannot reach into the next? Asked of all at once, too."""
+        if self._kind == "arrow" or self._header is None:
+            return False
+        text = b"".join(content)
+        return not any(sign in text for sign in _REACHES)
+
     def _stands_alone(self, payload: bytes) -> bool:
         """Could it reach into the next message, if they were parsed together?"""
         if self._kind == "arrow" or self._header is None:
             return True
-        return any(sign in payload for sign in (b"\n", b"\r", b'"'))
+        return any(sign in payload for sign in _REACHES)
 
 
 def _parse_json(payloads: Sequence[bytes], columns: Columns) -> ParsedRun:

@@ -40,6 +40,7 @@ PERIODS = 14
 """Periods whose histograms are averaged: the last ones that were published."""
 _SEEN = 2.0  # standard deviations above which a layer has units that are believed to be there
 _ANYBODY = 4.0  # the same of all units together
+_CHANGED = 5.0  # the same of a change in the units beyond a candidate
 _GAIN = 0.9  # of the error as it is: what a new bound must have at most
 
 
@@ -494,6 +495,28 @@ class _Tail:
         return max(self.pairs / self.units, 1e-9) if self.pairs else 1.0
 
 
+def _since_change(published: Sequence[PublishedPeriod], stddev: float) -> list[PublishedPeriod]:
+    """The last periods whose units are like those of the newest one.
+
+    A period is unlike them where, beyond some candidate, it has more than twice as many units or
+    less than half, and that is no noise.
+    """
+    tails = [
+        np.concatenate([np.cumsum(some[::-1])[::-1][1:] for some in one.histograms])
+        for one in published
+    ]
+    bins = [np.arange(len(some) - 1, 0, -1) for some in published[-1].histograms]
+    noise = stddev * np.sqrt(np.concatenate(bins))  # of the units beyond each candidate
+    alike = 1
+    for older in tails[-2::-1]:
+        mean = np.mean(tails[-alike:], axis=0)
+        sure = np.abs(older - mean) > _CHANGED * noise * math.sqrt(1 + 1 / alike)
+        if (sure & (np.maximum(older, mean) > 2 * np.minimum(older, mean))).any():
+            break
+        alike += 1
+    return list(published[-alike:])
+
+
 def best_bounds(
     candidates: tuple[Candidates, ...],
     published: Sequence[PublishedPeriod],
@@ -519,6 +542,7 @@ def best_bounds(
     """
     if not published:
         return current
+    published = _since_change(published, stddev)
     tails = []
     for number, each in enumerate(candidates):
         mean = np.mean([one.histograms[number] for one in published], axis=0)

@@ -17,6 +17,7 @@ from dpstream.connectors.storage import safe_name
 from dpstream.engines.query_run import AnyQuery
 from dpstream.errors import InvalidParameter
 from dpstream.explanation import explain
+from dpstream.explanation.alternatives import alternatives, as_plain, with_changes
 from dpstream.explanation.explain_query import measure_name
 from dpstream.group_by.cohorts import LAG, CohortRows
 from dpstream.group_by.funnel import STEP, STEP_NAME, FunnelRows
@@ -364,14 +365,7 @@ def _expected(
     query, given = description.query, dict(changes)
     if isinstance(query, SeriesQuery):
         return _expected_of_series(query, given)
-    if "max_groups_contributed" in given:
-        given["choose_groups"] = False
-    if "max_rows_per_group" in given:
-        given["choose_rows"] = False
-    product = query.max_groups_contributed * query.max_rows_per_group
-    if given and query.max_rows_contributed == product:
-        given["max_rows_contributed"] = None  # nobody chose it: it follows from the other two
-    changed = replace(query, **given)
+    changed = with_changes(query, given)
     facts = explain(changed)
     return {
         "epsilon": float(changed.epsilon),
@@ -380,6 +374,7 @@ def _expected(
         "max_rows_per_group": changed.max_rows_per_group,
         "columns": facts.columns,
         "keys": facts.keys,
+        "alternatives": [] if given else as_plain(alternatives(query)),
     }
 
 

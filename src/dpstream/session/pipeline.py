@@ -239,6 +239,11 @@ def load_pipeline(
         raise InvalidInput(f"{path} is not TOML: {problem}") from None
     tables, base = _read_tables(path, text), path.parent
     state = tables["state"]
+    if is_uri(state["path"]):
+        raise InvalidInput(
+            f"{path}, [state]: path must be a directory; a pipeline's sources, sinks and ledger "
+            "may be in a bucket, its state not (dps.run_all(state=...) keeps several queries there)"
+        )
     folder = Path(_resolve(base, state["path"]))
     changes = Changes.read(folder) if changes is None else changes
     tables["query"] = changes.tables(tables["query"])

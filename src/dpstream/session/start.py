@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from hashlib import sha256
+from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
 import numpy as np
 import pyarrow as pa
@@ -43,11 +44,13 @@ from dpstream.errors import (
     StateError,
     refuse_unwritable,
 )
+from dpstream.optional import optional
 from dpstream.privacy.ledger.charges import Terms
 from dpstream.privacy.ledger.ledger import Ledger, warn_of_own_book
-from dpstream.privacy.ledger.store import LedgerPlace, as_ledger_place
+from dpstream.privacy.ledger.store import LedgerAddress, LedgerPlace, as_ledger_place
 from dpstream.privacy.state import Secret
 from dpstream.privacy.state.durable_files import make_directory
+from dpstream.privacy.state.mirrors import mirror_of
 from dpstream.privacy.state.run_directory import ANEW, GivenLedger, keep_book, read_about
 from dpstream.privacy.state.secret import secret_path
 from dpstream.query.public_tables import WholeTable
@@ -62,6 +65,7 @@ from dpstream.session.whole_tables import Given, with_tables
 from dpstream.sql_compiler import warn_of_remarks
 from dpstream.sql_compiler.compile_sql import Compiled, compile_all
 
+L = TypeVar("L")
 Place: TypeAlias = str | os.PathLike[str]
 SourceSpec: TypeAlias = (
     Source | Frame | pa.Table | pa.RecordBatch | Place | Sequence[Place] | list[Mapping[str, Any]]
@@ -174,6 +178,7 @@ def run(
     """
     places = {"source": source, "sink": sink, "history": history, "state": state}
     _check_names(places | {"secret": secret, "ledger": ledger, "dead_letters": dead_letters})
+    state, ledger = open_state(state, secret=secret, ledger=ledger, engine=engine)
     sink = _with_output(sink, output)
     if isinstance(query, str):
         several = compile_all(query)
@@ -403,6 +408,7 @@ def run_all(
     """
     _check_queries("run_all", queries)
     _check_names({"state": state, "ledger": ledger, "secret": secret})
+    state, ledger = open_state(state, secret=secret, ledger=ledger, engine=engine)
     sink = _with_output(sink, output)
     names = [query.name for query in queries]
     if not queries or len(set(names)) < len(names):
@@ -476,6 +482,42 @@ def run_all(
         again={query.name: partial(begin, query, again=True) for query in queries},
         sinks=[each for each in _listed(sink) if isinstance(each, SharedSink)],
     )
+
+
+def open_state(
+    state: str | Path | None, *, secret: Any, ledger: L, engine: Engine | None = None
+) -> tuple[Path | None, L | LedgerAddress]:
+    """The directory that a run keeps its state in, and its ledger.
+
+    One in a bucket is taken over from whoever has it, and stands in a working directory here.
+    """
+    if not is_object_uri(state):
+        folder = None if state is None else Path(state)
+    elif engine is not None:
+        raise InvalidParameter(
+            f"{state}: a state in a bucket is for the embedded engine; on Spark name a directory, "
+            "and a state_location in the bucket"
+        )
+    else:
+        if secret is None:
+            raise InvalidParameter(
+                f"{state}: a state in a bucket needs its secret named (secret=..., --secret, "
+                "DPSTREAM_SECRET_FILE): every machine that goes on with it needs the same one"
+            )
+        optional("obstore", extra="objects", who=f"the state {state}")
+        mirror: Any = import_module("dpstream.connectors.objects.state_mirror")
+        folder = mirror.open_state(state)
+    mirrored = mirror_of(folder)
+    if mirrored is None:
+        return folder, ledger
+    named: Any = ledger
+    place = named.place if isinstance(named, Ledger) else named and as_ledger_place(named)
+    if place is not None and not isinstance(place, LedgerAddress):
+        raise InvalidParameter(
+            f"{mirrored.place} is in a bucket, and its ledger {place} would stay on this machine; "
+            f"leave it out ({mirrored.ledger}), or name one on a server"
+        )
+    return folder, mirrored.ledger if ledger is None else ledger
 
 
 def look(
@@ -799,4 +841,7 @@ def _ledger_path(ledger: Any, folder: Path | None) -> LedgerPlace | None:
     """Where the ledger is, or would be; None: in memory."""
     if ledger is not None:
         return as_ledger_place(ledger)
+    mirrored = mirror_of(folder)
+    if mirrored is not None:
+        return mirrored.ledger
     return None if folder is None else folder / "ledger"

@@ -19,13 +19,16 @@ from dpstream.query.query import Query
 from dpstream.query.series_query import SeriesQuery
 from dpstream.records import Reals
 from dpstream.rows.parse import row_codes, whole_column
+from dpstream.sql_compiler.model_estimates import smooth
 from dpstream.sql_compiler.sql_values import as_float
 from dpstream.sql_compiler.statement import WINDOW_COLUMNS, Draft, Over, canonical, present_args
 
 STDDEV = "_stddev"
 FARTHEST = 1000
 """Windows back: what is kept of them is in memory and in every snapshot."""
-_FUNCTIONS = ("LAG", "SUM", "AVG", "MIN", "MAX")
+_FUNCTIONS = ("LAG", "SUM", "AVG", "MIN", "MAX", "SMOOTH")
+_SMOOTHED = 29
+"""Windows back that SMOOTH looks at, if it is given no frame."""
 _OWN = "own row"  # a column of what is kept: was the key shown in this window, or only before?
 
 
@@ -119,6 +122,9 @@ class LookBack:
             frames = [back[n] for n in range(each.last, each.first + 1) if n in back]
             parts = [numbers_of(frame[each.column]) for frame in frames]
             spreads = [numbers_of(f[each.column + STDDEV]) for f in frames] if each.has_bar else []
+        if each.function == "SMOOTH":
+            level, stddev = smooth(np.stack(parts[::-1]), np.stack(spreads[::-1]))
+            return {each.name: known_numbers(level), each.name + STDDEV: known_numbers(stddev)}
         values = np.stack(parts)
         none = np.isnan(values)
         counts = (~none).sum(axis=0)
@@ -224,6 +230,12 @@ def read_window_function(
         raise draft.refusal(
             node, f"{name} takes a published column", "compute it in a subquery before"
         )
+    if name == "SMOOTH" and argument.name not in barred:
+        raise draft.refusal(
+            node,
+            f"SMOOTH weighs windows by their error bars, and {argument.name} has none",
+            "smooth a column that is published with its error bar",
+        )
     first, last = _frame(draft, query, node)
     return WindowFunction(
         name=canonical(node),
@@ -231,7 +243,7 @@ def read_window_function(
         column=argument.name,
         first=first,
         last=last,
-        has_bar=name in ("LAG", "SUM", "AVG") and argument.name in barred,
+        has_bar=name in ("LAG", "SUM", "AVG", "SMOOTH") and argument.name in barred,
     )
 
 
@@ -290,15 +302,17 @@ def _frame(draft: Draft, query: Query, node: exp.Expr) -> tuple[int | None, int]
             "this frame is not known: windows still to come are not there",
             "write ROWS BETWEEN 6 PRECEDING AND CURRENT ROW",
         )
+    if start is None and node.this == "SMOOTH":
+        return _SMOOTHED, 0
     if start is not None and start != "UNBOUNDED":
         return _number(draft, start), 0
     endless = query.end is None and query.public_groups is None
-    if endless or node.this == "AVG":
+    if endless or node.this in ("AVG", "SMOOTH"):
         raise draft.refusal(
             node,
             "it would keep a figure for every key that was ever shown"
             if endless
-            else "AVG of all windows is not kept",
+            else f"{node.this} of all windows is not kept",
             "write ROWS BETWEEN 29 PRECEDING AND CURRENT ROW"
             + (", or give public_groups or an end" if endless else ""),
         )

@@ -23,6 +23,7 @@ from dpstream.sql_compiler.over_clause import over
 from dpstream.sql_compiler.sql_values import Value, as_bool, as_text, convert, kind, unify_kinds
 from dpstream.sql_compiler.statement import (
     AGGREGATES,
+    SHRUNK,
     Item,
     Over,
     Statement,
@@ -221,7 +222,7 @@ def _over(compiler: Compiler, node: exp.Expr) -> Compute:
     """RANK() OVER (PARTITION BY lang ORDER BY n DESC), of published rows."""
     name, arguments, order = node.this, node.expressions, node.args.get("order") or []
     least = 0 if name in ("ROW_NUMBER", "RANK", "DENSE_RANK") else 1
-    most = 2 if name in ("LAG", "LEAD") else least
+    most = 2 if name in ("LAG", "LEAD", *SHRUNK) else least
     if not compiler.published or not least <= len(arguments) <= most:
         reason = f"{name} OVER takes {least} columns"
         if not compiler.published:
@@ -230,14 +231,19 @@ def _over(compiler: Compiler, node: exp.Expr) -> Compute:
     if any(each.find(exp.Column) is None for each in order) or node.find(exp.Column) is None:
         reason = f"{canonical(node)} looks at no column"
         raise compiler.statement.refusal(node, reason, "name a column that is published")
-    if name == "ENTROPY" and order:
-        reason = "ENTROPY is of all rows of a part"
+    shrinks = name in SHRUNK
+    if (name == "ENTROPY" or shrinks) and order:
+        reason = f"{name} is of all rows of a part"
         raise compiler.statement.refusal(node, reason, "leave ORDER BY out")
-    if not order and (least == 0 or most == 2):
+    if not order and not shrinks and (least == 0 or most == 2):
         reason = f"{name} needs an order"
         raise compiler.statement.refusal(node, reason, f"write {name}(...) OVER (ORDER BY n DESC)")
+    if shrinks and len(arguments) == 1:
+        reason = f"{name} takes a published column that has an error bar"
+        raise compiler.statement.refusal(node, reason, f"write {name}(n) OVER ()")
     value = compiler.compile(arguments[0]) if arguments else None
-    places = compiler.constant(arguments[1], int) if len(arguments) == 2 else 1
+    spread = compiler.compile(arguments[1]) if shrinks else None
+    places = compiler.constant(arguments[1], int) if len(arguments) == 2 and not shrinks else 1
     parts = [compiler.compile(each) for each in node.args.get("parts") or []]
     sorts = [
         (
@@ -251,7 +257,8 @@ def _over(compiler: Compiler, node: exp.Expr) -> Compute:
     def compute(columns: Columns) -> Value:
         given = None if value is None else value(columns)
         by = [(column(columns), down, first) for column, down, first in sorts]
-        return over(name, given, places, [part(columns) for part in parts], by)
+        stddev = None if spread is None else spread(columns)
+        return over(name, given, places, [part(columns) for part in parts], by, stddev)
 
     return compute
 

@@ -17,13 +17,14 @@ from sqlglot import exp
 from dpstream.errors import InvalidInput
 from dpstream.records import Integers, Reals
 from dpstream.rows.parse import row_codes
+from dpstream.sql_compiler.model_estimates import shrink
 from dpstream.sql_compiler.sql_values import Value, as_float
-from dpstream.sql_compiler.statement import Over, canonical, parse
+from dpstream.sql_compiler.statement import SHRUNK, Over, canonical, parse
 
 _RANKS = ("ROW_NUMBER", "RANK", "DENSE_RANK")
 _NEIGHBOURS = {"LAG": -1, "LEAD": 1}
 _TOTALS = ("SUM", "AVG", "MIN", "MAX", "RATIO_TO_REPORT", "ENTROPY")
-FUNCTIONS = (*_RANKS, *_NEIGHBOURS, *_TOTALS)
+FUNCTIONS = (*_RANKS, *_NEIGHBOURS, *_TOTALS, *SHRUNK)
 """Functions that OVER knows."""
 Order: TypeAlias = tuple[Value, bool, bool]
 """A column, is it descending, do NULLs come first?"""
@@ -34,9 +35,17 @@ _ACCUMULATE: dict[str, Callable[..., Any]] = {
 
 
 def over(
-    name: str, value: Value | None, places: int, parts: Sequence[Value], order: Sequence[Order]
+    name: str,
+    value: Value | None,
+    places: int,
+    parts: Sequence[Value],
+    order: Sequence[Order],
+    stddev: Value | None = None,
 ) -> pa.Array:
-    """What a function gives each row; `value` is its argument, `places` how far LAG looks."""
+    """What a function gives each row; `value` is its argument, `places` how far LAG looks.
+
+    `stddev`: the error bar of the argument, for SHRINK.
+    """
     given = [*([] if value is None else [value]), *parts, *(column for column, _, _ in order)]
     sizes = [len(column) for column in given if not isinstance(column, pa.Scalar)]
     if not sizes:
@@ -55,10 +64,15 @@ def over(
     rows = rows[np.argsort(groups[rows], kind="stable")]
     borders = np.flatnonzero(np.diff(groups[rows])) + 1
     found: Any = np.zeros(size, np.int64 if name in (*_RANKS, *_NEIGHBOURS) else np.float64)
-    numbers = None
-    if name in _TOTALS:
+    numbers = spreads = None
+    if name in (*_TOTALS, *SHRUNK):
         numbers = np.asarray(pc.fill_null(as_float(value), np.nan), np.float64)
+    if name in SHRUNK:
+        spreads = np.asarray(pc.fill_null(as_float(stddev), np.nan), np.float64)
     for part in np.split(rows, borders) if size else ():
+        if numbers is not None and spreads is not None:
+            found[part] = shrink(numbers[part], spreads[part])[SHRUNK.index(name)]
+            continue
         found[part] = (
             _places(name, places, part, peers)
             if numbers is None
@@ -194,6 +208,8 @@ def error_bar(node: exp.Expr, aggregates: Sequence[str], keys: Sequence[str]) ->
         total, share = f"SUM({value}) OVER {spec}", canonical(node)
         spread = f"(1 - 2 * {share}) * {stddev} * {stddev} + {share} * {share} * {variance}"
         text = f"IF(ABS({total}) >= 2 * SQRT({variance}), SQRT({spread}) / ABS({total}), NULL)"
+    elif node.this == "SHRINK":
+        text = f"SHRINK_STDDEV({value}) OVER {spec}"
     else:
         return None
     bar: exp.Expr = parse(f"SELECT {text}").tree.expressions[0]

@@ -125,6 +125,10 @@ class Item(exp.Expression):
     arg_types: ClassVar[dict[str, bool]] = {"this": True, "number": False, "place": False}
 
 
+SHRUNK = ("SHRINK", "SHRINK_STDDEV")
+"""Functions of OVER whose second argument, the error bar of the first, need not be written."""
+
+
 class Over(exp.Expression):
     """A function of several published rows: its name `this`, PARTITION BY `parts`, ORDER BY.
 
@@ -470,9 +474,12 @@ def _name_units(tree: exp.Expr) -> None:
         call, order = window.this, window.args.get("order")
         if isinstance(call, exp.Anonymous):
             known = {"this", "partition_by", "order", "over", "spec"}
+            name, given = call.name.upper(), call.expressions
+            if name in SHRUNK and len(given) == 1 and isinstance(given[0], exp.Column):
+                given = [*given, exp.column(f"{given[0].name}_stddev", quoted=True)]
             made = Over(
-                this=call.name.upper(),
-                expressions=call.expressions,
+                this=name,
+                expressions=given,
                 parts=window.args.get("partition_by"),
                 order=[] if order is None else order.expressions,
                 frame=window.args.get("spec"),

@@ -14,8 +14,9 @@ from __future__ import annotations
 import logging
 import time
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import accumulate, islice
+from typing import TypeAlias
 
 import pyarrow as pa
 from confluent_kafka import Message
@@ -34,6 +35,7 @@ from dpstream.connectors.server_base import ServerOptions
 from dpstream.errors import InvalidInput, InvalidParameter, RowsLost
 from dpstream.records import Batch, Columns, Position
 
+Payloads: TypeAlias = Sequence[bytes | None]
 _BYTES = 32 << 20  # of one chunk
 _PAUSE = 0.1  # seconds between two tries of a bounded source
 _log = logging.getLogger("dpstream")
@@ -112,7 +114,7 @@ class KafkaSource:
         if end is None and last is not None and at >= last:
             return self._batch(partition, [], [self._topic.id, first, at, *log], columns, done=True)
         buffer = self._topic.fetch(number, at, patiently=end is not None or self.bounded)
-        messages = _take(buffer, last if end is None else end)
+        messages, payloads = _take(buffer, last if end is None else end)
         self._refuse_lost(partition, buffer, end)
         self._topic.resume(buffer)
         if end is not None:
@@ -122,7 +124,7 @@ class KafkaSource:
         else:
             done = not buffer.messages and (buffer.end is not None or self._retry.failing)
         stand = [self._topic.id, first, buffer.at, *log]
-        return self._batch(partition, messages, stand, columns, done)
+        return self._batch(partition, messages, stand, columns, done, payloads)
 
     def close(self) -> None:
         """Leave the broker."""
@@ -201,11 +203,11 @@ class KafkaSource:
         position: Position,
         columns: Columns,
         done: bool,
+        payloads: Payloads = (),
     ) -> Batch:
         """The messages as rows, with the columns that are not in their payload."""
         added = {name: kind for kind, name in self._extra.items() if name is not None}
         inside = None if columns is None else [name for name in columns if name not in added]
-        payloads = [message.value() for message in messages]
         if isinstance(self._decoder, DebeziumDecoder):
             place = next(iter(position[3:]), None) if messages else None
             try:
@@ -246,18 +248,21 @@ def _next_offset(buffer: PartitionBuffer) -> int | None:
     return buffer.messages[0].offset() if buffer.messages else buffer.end
 
 
-def _take(buffer: PartitionBuffer, end: int | None) -> list[Message]:
-    """The messages of a chunk, none of them at `end` or behind it."""
+def _take(buffer: PartitionBuffer, end: int | None) -> tuple[list[Message], Payloads]:
+    """The messages of a chunk and what they hold, none of them at `end` or behind it."""
     messages = list(islice(buffer.messages, MESSAGES))
     if end is not None:
         messages = messages[: bisect_left(messages, end, key=Message.offset)]
-    sizes = accumulate(len(message.value() or b"") for message in messages)
-    count = next((at for at, size in enumerate(sizes, 1) if size >= _BYTES), len(messages))
+    payloads: Payloads = [message.value() for message in messages]
+    sizes = [len(payload or b"") for payload in payloads]
+    count = len(messages)
+    if sum(sizes) >= _BYTES:
+        count = bisect_left(list(accumulate(sizes)), _BYTES) + 1
     if count:
         buffer.at = (messages[count - 1].offset() or 0) + 1
     for _ in range(count):
         buffer.messages.popleft()
-    return messages[:count]
+    return messages[:count], payloads[:count]
 
 
 def _own_column(messages: list[Message], kind: str) -> pa.Array:

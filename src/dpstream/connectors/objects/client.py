@@ -76,6 +76,8 @@ class Bucket:
     def __init__(self, options: ServerOptions) -> None:
         self.where, self.scheme, self.name = options.where, options.scheme, options.servers
         self.path = options.path
+        self.place = f"{self.scheme}/{self.name}"
+        """Which bucket of which store this is."""
         self._process = this_process.id
         if not self.name or options.user is not None:
             raise InvalidParameter(
@@ -97,14 +99,18 @@ class Bucket:
         listed = [Listed(one["path"], one["size"], _tag(one)) for one in found]
         return sorted(one for one in listed if one.key.startswith(prefix))
 
-    def get(self, key: str) -> Content | None:
-        """An object; None: there is none."""
+    def get(self, key: str, *, known: Version | None = None) -> Content | None:
+        """An object; None: there is none. The version that is known comes without data."""
+        options = {"if_none_match": known["e_tag"]} if known and "e_tag" in known else {}
         with self._explained(key):
             try:
-                return _content(self._checked().get(key))
+                return _content(self._checked().get(key, options=options))
             except FileNotFoundError as problem:
                 self._refuse_no_bucket(problem)
                 return None
+            except NotModifiedError:
+                assert known is not None
+                return Content(b"", known)
 
     def fetch(self, key: str, path: Path) -> Listed | None:
         """Copy an object into a new file; None: there is none."""
@@ -118,15 +124,6 @@ class Bucket:
                 for part in answer.stream(min_chunk_size=_PART):
                     file.write(part)
             return Listed(key, answer.meta["size"], _tag(answer.meta))
-
-    def get_changed(self, key: str, known: Version) -> Content | None:
-        """An object that is another version than the one that is known; None: it is that one."""
-        with self._explained(key):
-            try:
-                options = {"if_none_match": known["e_tag"]} if "e_tag" in known else {}
-                return _content(self._checked().get(key, options=options))
-            except NotModifiedError:
-                return None
 
     def create(self, key: str, data: bytes) -> Version | None:
         """Make an object that is not there; None: it is there, and stays as it is."""
@@ -161,6 +158,7 @@ class Bucket:
             endpoint = os.environ.get("AWS_ENDPOINT_URL_S3", os.environ.get("AWS_ENDPOINT_URL"))
         if endpoint is not None:
             given["endpoint"] = endpoint
+            self.place = f"{self.scheme}/{endpoint.partition('://')[2].strip('/')}/{self.name}"
             given["client_options"]["allow_http"] = endpoint.startswith("http://")
         if self.scheme == "s3":
             region = options.text("region")

@@ -215,7 +215,7 @@ class LiveObjects(Objects):
                 f"{self._bucket.where} is one object, and live reads whole objects as they come: "
                 "name a prefix, such as s3://BUCKET/logs/; without live it is read once"
             )
-        self._poll = options.number("poll", POLL, least=0.05)
+        self._poll = options.number("poll", POLL)
         self._listed, self._look_at = list[str](), 0.0
         self._seen: set[str] = set()
         self._read_to_end: dict[str, str] = {}  # the tags of what was read
@@ -236,7 +236,8 @@ class LiveObjects(Objects):
         self._retry.report_success()
         self._take(found)
         after = time.monotonic()
-        self._look_at = after + max(self._poll, _SHARE * (after - now))
+        if self._poll:  # else at every look
+            self._look_at = after + max(self._poll, _SHARE * (after - now))
         return self._listed
 
     def _take(self, found: list[Listed]) -> None:

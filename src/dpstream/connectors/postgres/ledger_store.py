@@ -20,36 +20,22 @@ without a commit.
 
 from __future__ import annotations
 
-import json
 import logging
-import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import psycopg
 
 from dpstream.connectors.database import identifier
+from dpstream.connectors.ledger_lines import LedgerEnd, Rows, ServerLedger
 from dpstream.connectors.postgres.client import connect_function, one_line, raise_away
 from dpstream.connectors.server_base import ServerAway, ServerOptions, unreachable
-from dpstream.errors import InvalidParameter, LedgerError, ServerUnreachable
-from dpstream.privacy.ledger.store import LedgerAddress, Overtaken
-from dpstream.privacy.state.journal import (
-    COMPACTED,
-    FORMAT,
-    LARGE,
-    NO_TAG,
-    Fold,
-    JournalEnd,
-    Record,
-    check_header,
-    this_process,
-    to_lines,
-    verifies,
-)
+from dpstream.errors import InvalidParameter, LedgerError
+from dpstream.privacy.ledger.store import LedgerAddress
+from dpstream.privacy.state.journal import NO_TAG, this_process
 
-_KIND = "ledger"
 # Never a likely role: a schema with a role's own name comes first in its search path, and its new
 # tables would go there.
 _SCHEMA = "dpstream_ledger"
@@ -60,16 +46,6 @@ _PASSING = ("40001", "40P01", "55P03", "25P03", "25P04", "57014")
 """States of SQL that mean: not now. A change beside the lock, a deadlock, a lock that was not had,
 a session that was silent, or a transaction or statement that took, too long."""
 _log = logging.getLogger("dpstream")
-
-Rows = list[tuple[int, str]]
-
-
-class _End(NamedTuple):
-    """Where the ledger ends, by its head; what is folded ends at `base`."""
-
-    offset: int
-    tag: str
-    base: int
 
 
 def open_store(address: LedgerAddress) -> PostgresLedger:
@@ -92,22 +68,18 @@ def exists(address: LedgerAddress) -> bool:
         raise _refused(address, problem) from None
 
 
-class PostgresLedger:
+class PostgresLedger(ServerLedger):
     """The store of one ledger; see `LedgerStore`."""
 
+    _head = "the row of ledger_head"
+
     def __init__(self, address: LedgerAddress) -> None:
-        self.place = address
         options, self._schema = _options(address)
-        self._retry, self._connect = options.retry_policy(), connect_function(options)
+        super().__init__(address, options.retry_policy())
+        self._connect = connect_function(options)
         options.finish()
-        self._thread_lock, self._depth = threading.RLock(), 0
-        self._process, self._closed = this_process.id, False
         self._connection: Any = None
         self._in_transaction = False
-        self._identity = ""
-        self._offset, self._tag = 0, NO_TAG
-        self._noted: _End | None = None  # what the head said when the section began
-        self._pending: Rows = []  # appended in this section
         try:
             self._connected(make=True)
         except ServerAway as problem:
@@ -115,45 +87,7 @@ class PostgresLedger:
 
     # Sections
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Hold the ledger against all other writers; what is appended is durable at the end."""
-        with self._thread_lock:
-            if not self._depth:
-                self._acquire()
-            self._depth += 1
-            try:
-                yield
-            finally:
-                self._depth -= 1
-                if not self._depth:
-                    self._release()
-
-    def _acquire(self) -> None:
-        if this_process.id != self._process:
-            raise LedgerError(f"{self.place} was opened before a fork; open it in each process")
-        if self._closed:
-            raise LedgerError(f"{self.place} was closed; open it again")
-        self._noted = self._retry.insist(self._begin)
-        if self._noted is not None and self._offset < self._noted.base:
-            self.rewind()  # what was read is folded since
-
-    def _release(self) -> None:
-        """Write what is pending, durably; if that cannot be done nothing counts as read."""
-        try:
-            if self._pending:
-                self._retry.insist(self._commit)
-                self._pending = []
-            elif self._in_transaction:
-                self._in_transaction = False
-                with suppress(ServerAway), self._explained():
-                    self._connection.execute("ROLLBACK")
-        except BaseException:
-            self.rewind()
-            self._drop()
-            raise
-
-    def _begin(self) -> _End | None:
+    def _begin(self) -> LedgerEnd | None:
         """Wait for the lock; what the head says now, None if it is lost.
 
         The lock comes before the transaction's first look, so that this sees all that was written.
@@ -169,7 +103,7 @@ class PostgresLedger:
                 pass
             row = cursor.fetchone()
         self._in_transaction = True
-        return None if row is None else _End(*row)
+        return None if row is None else LedgerEnd(*row)
 
     def _resume(self) -> None:
         """Be in the section's transaction, or in one that sees the same ledger."""
@@ -217,90 +151,25 @@ class PostgresLedger:
         with self._explained():
             return self._connection.execute(asked, (start, line)).fetchone() is not None
 
-    def _overtaken(self) -> Overtaken:
-        self._drop()
-        return Overtaken(
-            f"others have written to {self.place} while this process was not connected to it; "
-            "nothing was charged by it: run it again"
-        )
+    def _leave(self) -> None:
+        """Roll back."""
+        if self._in_transaction:
+            self._in_transaction = False
+            with suppress(ServerAway), self._explained():
+                self._connection.execute("ROLLBACK")
 
     # Records
 
-    def read_new(self) -> list[Record]:
-        """Records appended since the last call, by anyone; checked against the head."""
-        noted = self._noted
-        if noted is None:
-            raise LedgerError(
-                f"{self.place}: the row of ledger_head, which says how far the ledger had come, is "
-                f"missing: records may be lost from its end; restore it, or {self._repair}"
-            )
-        if self._pending or (self._offset, self._tag) == noted[:2]:
-            return []
-        if noted.offset <= self._offset:
-            raise LedgerError(f"{self.place} went back while it was in use; restore it")
-        records, ends = self._parse(self._fetch(self._offset), self._offset, self._tag)
-        if ends[-1] != noted[:2]:
-            raise LedgerError(
-                f"{self.place} is not what its head says: its lines end at {ends[-1][0]}, and it "
-                f"held {noted.offset}; records are lost; restore it, or take it as it is, without "
-                f"them: {self._repair}"
-            )
-        self._offset, self._tag = ends[-1]
-        return records
-
-    def read_all(self) -> list[Record]:
-        """Every record from the first on, with those of this section."""
-        return self._parse([*self._fetch(0), *self._pending], 0, NO_TAG)[0]
-
-    def read_lines(self) -> Rows:
-        """Every line as it stands, with the offset at which it begins."""
-        return self._fetch(0)
-
-    def append(self, records: Iterable[Record]) -> None:
-        """Add records to those that the section writes at its end."""
-        header = [] if self._offset else [{"dpstream": _KIND, "format": FORMAT}]
-        for record in [*header, *records]:
-            line, tag = to_lines(self._tag, [record])
-            self._pending.append((self._offset, line[:-1].decode()))
-            self._offset, self._tag = self._offset + len(line), tag
-
-    def rewind(self) -> None:
-        """Forget what was read, and what this section has appended."""
-        self._offset, self._tag, self._pending = 0, NO_TAG, []
-
-    def accept(self, record: Callable[[JournalEnd | None], Record]) -> None:
-        """Take the lines as they are, whatever the head says; `record` notes that."""
-        self.rewind()
-        rows, noted = self._fetch(0), self._noted
-        if not rows:
-            raise LedgerError(f"{self.place} is empty: there is nothing to go on with; restore it")
-        offset, tag = self._parse(rows, 0, NO_TAG)[1][-1]
-        had = None if noted is None else JournalEnd(noted.offset, noted.tag)
-        line, tag = to_lines(tag, [record(had)])
-        new = _End(offset + len(line), tag, _base(rows[0][1])[0])
+    def _put_end(self, added: tuple[int, str], new: LedgerEnd) -> None:
         with self._explained():
             run = self._connection.execute
-            run(
-                f"INSERT INTO {self._schema}.ledger_lines VALUES (%s, %s)",
-                (offset, line[:-1].decode()),
-            )
+            run(f"INSERT INTO {self._schema}.ledger_lines VALUES (%s, %s)", added)
             run(f"DELETE FROM {self._schema}.ledger_head")
             run(f"INSERT INTO {self._schema}.ledger_head VALUES (%s, %s, %s)", new)
             self._finish()
-        self._noted = new
 
-    def fill(self, lines: Rows, record: Record) -> None:
-        """Take the lines of another ledger as they are, and `record` behind them.
-
-        Offsets and tags stay, so whoever has noted an end of the other one finds it here. A ledger
-        that holds anything is refused.
-        """
-        if self._noted is None or self._noted.offset or self._fetch(0):
-            raise LedgerError(f"{self.place} is a ledger with records of its own; name another")
-        offset, tag = self._parse(lines, 0, NO_TAG)[1][-1]
-        line, tag = to_lines(tag, [record])
-        new = _End(offset + len(line), tag, _base(lines[0][1])[0])
-        starts, texts = zip(*lines, (offset, line[:-1].decode()), strict=True)
+    def _put_all(self, rows: Rows, new: LedgerEnd) -> None:
+        starts, texts = zip(*rows, strict=True)
         with self._explained():
             run = self._connection.execute
             run(
@@ -310,57 +179,14 @@ class PostgresLedger:
             )
             run(f'UPDATE {self._schema}.ledger_head SET "end" = %s, tag = %s, base = %s', new)
             self._finish()
-        self._noted = new
 
-    def compact(self, fold: Fold) -> None:
-        """Put what the oldest lines fold to into the first one; the others stay as they are."""
-        try:
-            records, ends = self._parse(self._fetch(0), 0, NO_TAG)
-            before = len(records) - (len(ends) - 2)
-            folded, count = fold(records, before)
-            if count <= before:
-                return
-            base = ends[1 + count - before]
-            header = {"dpstream": _KIND, "format": COMPACTED, "base": base, "folded": folded}
-            line = to_lines(NO_TAG, [header])[0][:-1].decode()
-            with self._explained():
-                run, lines = self._connection.execute, f"{self._schema}.ledger_lines"
-                run(f"UPDATE {lines} SET line = %s WHERE start = 0", (line,))
-                run(f"DELETE FROM {lines} WHERE start > 0 AND start < %s", (base[0],))
-                run(f"UPDATE {self._schema}.ledger_head SET base = %s", (base[0],))
-                self._finish()
-            assert self._noted is not None
-            self._noted = self._noted._replace(base=base[0])
-        except (ServerAway, ServerUnreachable) as problem:
-            _log.warning("%s is not compacted now: %s", self.place, problem)
-
-    @property
-    def is_long(self) -> bool:
-        """May a compaction be worth its while?"""
-        return self._noted is not None and self._offset - self._noted.base >= LARGE
-
-    def head(self) -> tuple[int, str]:
-        """How far the ledger was read or written, and the tag of its last record."""
-        return self._offset, self._tag
-
-    def has(self, head: tuple[int, str]) -> bool:
-        """Does the ledger begin with what it held at `head`? Not if it was rolled back."""
-        offset, tag = head
-        base = 0 if self._noted is None else self._noted.base
-        if offset < base or offset == 0:
-            return True  # of what was folded since, this cannot be seen
-        if offset == base:
-            return _base(self._rows("start = %s", 0)[0][1]) == [offset, tag]
-        last = self._rows("start < %s ORDER BY start DESC LIMIT 1", offset)
-        return any(begin + len(line) + 1 == offset and line[:16] == tag for begin, line in last)
-
-    def identity(self) -> str:
-        """Which ledger this is, where: a copy in another database or server is another one."""
-        return self._identity
-
-    def replaces(self, identity: str) -> bool:
-        """Is this the ledger with that identity? Compactions leave it as it is."""
-        return identity == self._identity
+    def _put_folded(self, header: str, base: int) -> None:
+        with self._explained():
+            run, lines = self._connection.execute, f"{self._schema}.ledger_lines"
+            run(f"UPDATE {lines} SET line = %s WHERE start = 0", (header,))
+            run(f"DELETE FROM {lines} WHERE start > 0 AND start < %s", (base,))
+            run(f"UPDATE {self._schema}.ledger_head SET base = %s", (base,))
+            self._finish()
 
     def close(self) -> None:
         """Leave the server."""
@@ -373,31 +199,11 @@ class PostgresLedger:
         if hasattr(self, "_in_transaction"):
             self.close()
 
-    def _parse(
-        self, rows: Rows, offset: int, tag: str
-    ) -> tuple[list[Record], list[tuple[int, str]]]:
-        """Records of these rows, and where each of them ends (the offset first)."""
-        ends, records = [(offset, tag)], list[Record]()
-        for start, text in rows:
-            (offset, tag), line = ends[-1], text.encode()
-            if start != offset or not verifies(tag, line):
-                raise LedgerError(
-                    f"{self.place} is damaged after byte {offset}: a record is missing or does not "
-                    "match its checksum; restore it from a backup"
-                )
-            record: Record = json.loads(line[17:])
-            end = start + len(line) + 1, text[:16]
-            if offset:
-                records.append(record)
-            else:
-                check_header(record, self.place, _KIND, LedgerError)
-                records += record.get("folded", [])
-                end = tuple(record.get("base", end))
-            ends.append(end)
-        return records, ends
+    def _fetch(self, first: int, most: int | None = None) -> Rows:
+        return self._rows("start >= %s ORDER BY start LIMIT %s", first, most)
 
-    def _fetch(self, first: int) -> Rows:
-        return self._rows("start >= %s ORDER BY start", first)
+    def _last_before(self, offset: int) -> Rows:
+        return self._rows("start < %s ORDER BY start DESC LIMIT 1", offset)
 
     # The connection
 
@@ -467,10 +273,6 @@ class PostgresLedger:
             with suppress(psycopg.Error):
                 connection.close()
 
-    @property
-    def _repair(self) -> str:
-        return f"dpstream ledger repair '{self.place}' --because TEXT"
-
 
 @cache
 def _warn_of_lost_charges(place: str, fsync: str) -> None:
@@ -492,12 +294,6 @@ def _options(address: LedgerAddress) -> tuple[ServerOptions, str]:
     if "%" in schema:
         raise InvalidParameter(f"the schema {schema!r} of a ledger must not have a '%' in its name")
     return options, identifier(schema)
-
-
-def _base(header: str) -> list[Any]:
-    """Where what is folded has ended, and its last tag, by the first line."""
-    base: list[Any] = json.loads(header[17:]).get("base", [0, NO_TAG])
-    return base
 
 
 def _is_there(connection: Any, schema: str) -> bool:

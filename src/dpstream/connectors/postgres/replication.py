@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import psycopg
@@ -47,6 +48,7 @@ from dpstream.records import Batch, Columns, Position, Rejected, select_columns
 _ROWS = 1 << 16  # of one chunk
 _BYTES = 32 << 20
 _WAIT = 0.1  # seconds for a first change
+_POLL, _FREE = 0.005, 5.0  # seconds: between looks for a free slot, and of waiting for it
 _LOOK_EVERY = 30.0  # seconds between looks whether the publication has the table
 _QUIET = 16 << 20  # bytes of the log without a change of the table, after which the slot moves on
 _SESSION = "-c TimeZone=UTC -c DateStyle=ISO,YMD -c extra_float_digits=1 -c bytea_output=hex"
@@ -64,7 +66,8 @@ FROM pg_replication_slots WHERE slot_name = %s
 _PUBLISHED = """
 SELECT p.pubinsert, p.pubupdate, p.pubdelete, p.pubtruncate, p.pubviaroot,
        EXISTS (SELECT 1 FROM pg_publication_rel r
-               WHERE r.prpubid = p.oid AND r.prrelid = %(table)s AND r.prqual IS NOT NULL)
+               WHERE r.prpubid = p.oid AND r.prrelid = %(table)s
+                 AND coalesce(to_jsonb(r) ->> 'prqual', to_jsonb(r) ->> 'prattrs') IS NOT NULL)
 FROM pg_publication p WHERE p.pubname = %(publication)s
   AND EXISTS (SELECT 1 FROM pg_publication_tables t WHERE t.pubname = p.pubname
               AND to_regclass(quote_ident(t.schemaname) || '.' || quote_ident(t.tablename)) IN (
@@ -112,6 +115,7 @@ class ReplicationSource(ServerLog[ChangePosition]):
         self._stream: _Stream | None = None
         self._confirmed = 0
         self._next_look = 0.0
+        self._last: tuple[Place, list[str], Batch, ChangePosition] | None = None
         self._checked: tuple[Relation | None, Sequence[str]] = (None, ())
         try:
             with self._use_connection() as connection:
@@ -150,7 +154,10 @@ class ReplicationSource(ServerLog[ChangePosition]):
             if at is not None and at.source == self._source:
                 self._confirmed = max(self._confirmed, at.place[0])
         if self._stream is not None:
-            self._stream.confirm(self._confirmed)
+            try:
+                self._stream.confirm(self._confirmed)
+            except psycopg.Error:  # the server is away: the next stream says it
+                self.close()
 
     def parse_position(self, position: Position) -> ChangePosition:
         """The four items of a position."""
@@ -204,13 +211,16 @@ class ReplicationSource(ServerLog[ChangePosition]):
             )
         if time.monotonic() >= self._next_look:
             self._look_after(connection)
+        names = select_columns(self._place_of_table, list(self._columns), columns)
+        again = self._again(at, names) if goal is None else None
+        if again is not None:
+            return again
         if self._stream is None or at is None or self._stream.place != at.place:
             at = self._open_stream(connection, at, goal)
         stream = self._stream
         assert stream is not None
         stop = (self._end, 0) if goal is None and self._end is not None else None
         stop = stop if goal is None else goal.place
-        names = select_columns(self._place_of_table, list(self._columns), columns)
         rows, size, places = list[Values](), 0, list[int]()
         if stop is not None and at.place > stop:
             raise InvalidInput(
@@ -238,14 +248,24 @@ class ReplicationSource(ServerLog[ChangePosition]):
                 f"{_lsn(goal.place[0])}, and they are {after.rows} now; go on with the option "
                 "`changes` as it was, or start anew with another state directory"
             )
-        found = self._rows(names, rows, places)
-        return Batch(
-            table=found[0],
+        table, rejected = self._rows(names, rows, places)
+        batch = Batch(
+            table=table,
             position=[after.source, after.begin, list(after.place), after.rows],
             done=ended if stop is not None else change is None,
-            rejected=found[1],
+            rejected=rejected,
             where=f"{self._place_of_table} after {_lsn(at.place[0])}",
         )
+        if rows and stop is None:
+            self._last = (at.place, names, batch, after._replace(rows=len(rows)))
+        return batch
+
+    def _again(self, at: ChangePosition | None, names: list[str]) -> Batch | None:
+        """The last chunk, for another query that is where it began: the server sends it once."""
+        if self._last is None or at is None or self._last[:2] != (at.place, names):
+            return None
+        _, _, batch, after = self._last
+        return replace(batch, position=[*at[:2], list(after.place), at.rows + after.rows])
 
     def _row(
         self, connection: Any, relation: Relation | None, change: Change, names: Sequence[str]
@@ -321,6 +341,7 @@ class ReplicationSource(ServerLog[ChangePosition]):
         if self._stream is not None:
             self._stream.close()
             self._stream = None
+            self._wait_until_free(connection)
         confirmed = self._confirmed_by_slot(connection, at or goal)
         if at is None:
             begin = confirmed if goal is None else goal.begin
@@ -340,6 +361,13 @@ class ReplicationSource(ServerLog[ChangePosition]):
         self._stream = _Stream(self._settings, self._slot, self._publication, self._table, at.place)
         self._stream.confirm(self._confirmed)
         return at
+
+    def _wait_until_free(self, connection: Any) -> None:
+        """Wait until the server has noticed that a stream of ours has ended."""
+        asked = "SELECT 1 FROM pg_replication_slots WHERE slot_name = %s AND active"
+        deadline = time.monotonic() + _FREE
+        while connection.execute(asked, (self._slot,)).fetchone() and time.monotonic() < deadline:
+            time.sleep(_POLL)
 
     def _find_table(self, connection: Any, table: str) -> None:
         """The table and its columns, as they are now."""
@@ -381,8 +409,9 @@ class ReplicationSource(ServerLog[ChangePosition]):
             )
         if filtered:
             raise InvalidInput(
-                f"{self.where}: the publication {self._publication!r} has a row filter, which "
-                "makes inserts of some updates; filter in the query (WHERE)"
+                f"{self.where}: the publication {self._publication!r} has a row filter or a list "
+                "of columns, so that updates come as inserts and values as NULL; publish the table "
+                "whole, and choose in the query"
             )
         if self._partitioned and not by_root:
             raise InvalidInput(

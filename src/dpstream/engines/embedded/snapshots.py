@@ -35,6 +35,7 @@ from dpstream.group_by.hash_tables import HashTable
 from dpstream.privacy.ledger.charges import chain_digest
 from dpstream.privacy.state import read_packed, write_packed
 from dpstream.privacy.state.durable_files import erase, make_directory
+from dpstream.privacy.state.mirrors import sync_mirror
 from dpstream.privacy.state.run_directory import RunDirectory
 from dpstream.query.grouping_sets import set_name
 from dpstream.records import Integers, Words
@@ -226,6 +227,7 @@ def erase_unit(flow: Flow, directory: RunDirectory, unit: Any, *, digest_key: by
         snapshots.save(flow, facts, whole=True)
         snapshots.finish(overwrite=True)
         about, run = directory.about, directory.run.hex()
+        sync_mirror(directory.folder)
         directory.ledger.note_erasure(about["dataset"], run, facts["step"], chain.hex())
     finally:
         snapshots.close()

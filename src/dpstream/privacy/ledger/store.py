@@ -19,7 +19,10 @@ from dpstream.optional import optional
 from dpstream.privacy.state.journal import Fold, Journal, JournalEnd, Record
 
 _POSTGRES = ("dpstream.connectors.postgres.ledger_store", "psycopg", "postgres")
-_SERVERS = {"postgresql": _POSTGRES, "postgres": _POSTGRES}
+_OBJECTS = ("dpstream.connectors.objects.ledger_store", "obstore", "objects")
+_SERVERS = {"postgresql": _POSTGRES, "postgres": _POSTGRES} | dict.fromkeys(
+    ("s3", "gs", "az"), _OBJECTS
+)
 """By scheme: the module of the store, the package that it needs, and the extra with that."""
 
 
@@ -133,7 +136,8 @@ class LedgerAddress:
         shown = [
             (name, value)
             for name, value in options
-            if "password" not in name.lower() or name.endswith(("_file", "_env"))
+            if not any(word in name.lower() for word in ("password", "secret"))
+            or name.endswith(("_file", "_env"))
         ]
         query = urlencode(shown, safe="/:")
         clean = parts._replace(netloc=user.partition(":")[0] + at + servers, query=query)
@@ -176,7 +180,8 @@ def as_ledger_place(given: str | LedgerPlace) -> LedgerPlace:
         return Path(given)
     if scheme not in _SERVERS:
         raise LedgerError(
-            f"a ledger is a file or in PostgreSQL (postgresql://user@host/database); got {scheme}:"
+            "a ledger is a file, in PostgreSQL (postgresql://user@host/database) or in an object "
+            f"store (s3://bucket/books/clicks); got {scheme}:"
         )
     return LedgerAddress(given)
 

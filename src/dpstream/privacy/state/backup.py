@@ -155,8 +155,8 @@ def _held(ledgers: Collection[LedgerPlace]) -> Iterator[None]:
         yield
 
 
-def _stamps(folder: Path, *, secrets: bool = False) -> dict[str, Stamp]:
-    """Every file of a directory, and what changes when it does; all of it only with `secrets`."""
+def stamps(folder: Path, *, secrets: bool = False) -> dict[str, Stamp]:
+    """Every file of a directory, and what changes when it does; its secrets only with `secrets`."""
     found: dict[str, Stamp] = {}
     left_out: tuple[str, ...] = (".new", ".lock", "-wal", "-shm", "-journal")
     left_out += () if secrets else (".secret", ".token")
@@ -183,7 +183,7 @@ def _copy_new(
     secrets: bool = False,
 ) -> dict[str, Stamp]:
     """Copy what is not known to be copied; forget what is gone. Returns what is copied now."""
-    now, copied = _stamps(folder, secrets=secrets), {}
+    now, copied = stamps(folder, secrets=secrets), {}
     for name in known.keys() - now.keys():
         (to / name).unlink()
     for number, (name, stamp) in enumerate(now.items(), 1):
@@ -205,7 +205,7 @@ def _copy_rest(folder: Path, to: Path, copied: dict[str, Stamp]) -> None:
 
     for _ in range(_TRIES):
         copied = _copy_new(folder, to, copied)
-        if settled(copied) == settled(_stamps(folder)):
+        if settled(copied) == settled(stamps(folder)):
             return
         time.sleep(_PAUSE)
     raise StateError(f"{folder} does not come to rest; stop what writes it, and try again")
@@ -236,7 +236,7 @@ def _head_of(ledger: Path) -> Path:
 def _digests(folder: Path, *, secrets: bool = False) -> dict[str, dict[str, Any]]:
     """Size and SHA-256 of every file."""
     digests = {}
-    for name in sorted(_stamps(folder, secrets=secrets)):
+    for name in sorted(stamps(folder, secrets=secrets)):
         with (folder / name).open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         digests[name] = {"bytes": (folder / name).stat().st_size, "sha256": digest}
@@ -342,7 +342,7 @@ class Restoration:
             if staging.exists():
                 shutil.rmtree(staging)  # of a restore that was killed
             inside = {n.removeprefix("state/") for n in facts["ledgers"].values()}
-            names = [n for n in _stamps(content / "state") if n.removesuffix(".head") not in inside]
+            names = [n for n in stamps(content / "state") if n.removesuffix(".head") not in inside]
             for name in names:
                 if name == SETTLED and (folder / name).exists():
                     continue  # what was settled since is newer

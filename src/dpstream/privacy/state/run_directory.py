@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dpstream.errors import SecretError, StateError
+from dpstream.errors import SecretError, ServerUnreachable, StateError
 from dpstream.privacy.ledger.charges import KnownRun
 from dpstream.privacy.ledger.ledger import Ledger, follow_moves
 from dpstream.privacy.ledger.refusals import refuse_ended
@@ -41,6 +41,7 @@ from dpstream.privacy.state.durable_files import create_exclusive, erase, make_d
 from dpstream.privacy.state.identity import canonical, readable
 from dpstream.privacy.state.input_log import types_digest
 from dpstream.privacy.state.journal import Journal
+from dpstream.privacy.state.mirrors import sync_mirror
 from dpstream.privacy.state.secret import secret_path
 
 FORMAT = 3
@@ -102,6 +103,7 @@ class RunDirectory:
         """
         self.begin()
         self.log.record(step, digests, ledger=self.ledger.head(), positions=positions)
+        sync_mirror(self.folder)
         last = step + len(digests) - 1
         if last > self._reached:
             new = [digest.hex() for digest in digests[self._reached - last :]]
@@ -122,6 +124,7 @@ class RunDirectory:
             return
         epoch, run = mint_run_id().hex(), self.run.hex()
         self.log.begin(epoch)
+        sync_mirror(self.folder)
         self.ledger.begin(self.dataset, run, epoch, after=self.epoch_before)
         _compare(self)
         if self._keys is not None:
@@ -139,9 +142,11 @@ class RunDirectory:
         if endless and self._epoch:
             self.log.compact_before(step)
             self.ledger.compact()
+        sync_mirror(self.folder)  # before a source is told that it may forget
 
     def note_windows(self, minted: int, final: int) -> None:
         """Tell the ledger before a new key is used; without an epoch keys are only erased."""
+        sync_mirror(self.folder)
         run, epoch = self.run.hex(), self._epoch or None
         minted = minted if epoch else 0
         self.ledger.note_windows(self.dataset, run, minted=minted, final=final, epoch=epoch)
@@ -206,7 +211,9 @@ class RunDirectory:
                 path.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Release the lock."""
+        """Release the lock; a mirror gets what came last, unless another goes on with it."""
+        with suppress(StateError, ServerUnreachable):
+            sync_mirror(self.folder)
         self.log.close()
         if self.owns_ledger:
             self.ledger.close()
@@ -335,6 +342,7 @@ def make_run(
             raise StateError(
                 f"another run was begun in {folder} just now; name another place"
             ) from None
+        sync_mirror(folder)  # a run that is charged must be found again
         undo.pop_all()
     return RunDirectory(folder=folder, about=about, secret=secret, ledger=ledger, log=log)
 

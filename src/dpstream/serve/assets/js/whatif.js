@@ -151,8 +151,37 @@ export class WhatIf {
           : make("p", {}, "A key would need about ", make("b", {}, after), `${units}, instead of ${before}.`),
       );
     }
+    if (now.alternatives?.length) parts.push(alternatives(now.alternatives));
     return parts;
   }
+}
+
+/** What other settings would do, one change each: noise, what a key needs, what bounds leave of a large unit. */
+function alternatives(found) {
+  const heads = ["Setting", "error", "to appear", "kept"];
+  const rows = found.map((one) =>
+    make(
+      "tr",
+      {},
+      make("th", { scope: "row" }, one.setting),
+      make("td", {}, half(one.noise)),
+      make("td", {}, one.threshold === null ? "–" : number(one.threshold)),
+      make("td", { class: "quiet" }, `${Math.round(100 * one.kept)}%`),
+    ),
+  );
+  return make(
+    "details",
+    {},
+    make("summary", {}, "Why these settings"),
+    make(
+      "table",
+      {},
+      make("caption", { class: "unseen" }, "What other settings would do"),
+      make("thead", {}, make("tr", {}, heads.map((word) => make("th", { scope: "col" }, word)))),
+      make("tbody", {}, rows),
+    ),
+    make("p", { class: "quiet small" }, "Kept: what counts of a unit with twice as much as the bounds allow now."),
+  );
 }
 
 const half = (stddev) => margin(stddev) || "–";
