@@ -62,11 +62,11 @@ def measure(*, quick: bool, progress: Progress) -> Findings:
     notes = ["the truth is exact: not private, for this comparison only"]
     with tempfile.TemporaryDirectory() as folder:
         users, keys = _USERS[quick]
-        truth = _write_days(Path(folder), users=users, keys=keys)
+        truth = write_days(Path(folder), users=users, keys=keys)
         source = str(Path(folder) / "*.parquet")
         for form in (False, True):
             progress(int(form), 6, f"{LAW}, {_name(form)}")
-            rows += _rows(LAW, _days(remember_keys=form), source, truth)
+            rows += _rows(LAW, days_query(remember_keys=form), source, truth)
     named = os.environ.get(VARIABLE)
     for number, (name, query) in enumerate(_real().items()):
         file = (HIGGS if query.name == HIGGS.query.name else RETAIL).file
@@ -112,7 +112,8 @@ def _name(remembers: bool) -> str:
     return "remembered" if remembers else "not remembered"
 
 
-def _days(**options: Any) -> Query:
+def days_query(**options: Any) -> Query:
+    """Seven days of 100 triggers, each user's day protected."""
     day = timedelta(days=1)
     given: dict[str, Any] = {
         "privacy_unit_period": "1 day",
@@ -139,7 +140,7 @@ def _real() -> dict[str, Query]:
     }
 
 
-def _write_days(folder: Path, *, users: int, keys: int) -> Truth:
+def write_days(folder: Path, *, users: int, keys: int) -> Truth:
     """A file for each part of each day; rows of each key, by day."""
     start, truth = int(START.timestamp()) * 1_000_000, dict[int, dict[Any, int]]()
     for day in range(DAYS):

@@ -1,6 +1,7 @@
 """The package as people install it: wheel and sdist, an empty environment, no extras."""
 
 import ast
+import inspect
 import json
 import os
 import re
@@ -193,3 +194,64 @@ def test_the_name_of_the_spark_engine_needs_no_spark():
     """It is asked for when an engine is made."""
     code = "import sys; sys.modules['pyspark'] = None\nimport dpstream; dpstream.SparkEngine"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# Methods that engines, mechanisms, connectors and commands call, and people do not.
+HOOKS = {
+    *("clamped_at", "clamp_of", "with_bounds"),
+    *("names_of_keys", "written", "facts", "fingerprint", "attach", "check", "together", "of"),
+    *(
+        "answer",
+        "enclose",
+        "ends",
+        "high_all",
+        "measures",
+        "within",
+        "columns",
+        "slack",
+        "walks",
+        "by",
+    ),
+    *("groups_of_set", "interval_ends", "is_additive", "sets_of", "with_groups", "with_tables"),
+    *("not_before", "starting", "terms", "joins", "from_json", "start", "source", "sink"),
+    *("leave", "tables_at", "warn_starved", "erase_unit", "announce_intrusion", "close"),
+    *(
+        "admit",
+        "allow",
+        "begin",
+        "charge",
+        "compact",
+        "end",
+        "first_room",
+        "has",
+        "head",
+        "identity",
+    ),
+    *("interval_end", "known", "limit", "move_to", "reach", "register", "rehearsal", "repair"),
+    *("replaces", "steps_of", "void"),
+    *(f"note_{what}" for what in ("adoption", "begun", "erasure", "finish", "restore", "windows")),
+}
+
+
+def test_every_public_name_has_an_example():
+    """Functions, classes, mechanisms, and the methods that people call: in their own docstring, or
+    in use in that of the class."""
+    things = {name: getattr(dps, name) for name in dps.__all__}
+    registered = {name: dps.mechanisms.find(name) for name in dps.mechanisms.REGISTRY}
+    documented = {name: each for name, each in (things | registered).items() if callable(each)}
+    assert len(documented) > 70
+    without = [name for name, each in documented.items() if ">>>" not in (each.__doc__ or "")]
+    for name, each in things.items():
+        if not inspect.isclass(each):
+            continue
+        classes = (cls for cls in each.__mro__ if cls.__module__.startswith("dpstream"))
+        ours = {key for cls in classes for key in vars(cls)}
+        for key in ours - HOOKS:
+            method = getattr(each, key, None)
+            if key.startswith("_") or not inspect.isfunction(getattr(method, "__func__", method)):
+                continue
+            used = re.search(rf"(>>>|\.\.\.) [^\n]*\.{key}\(", each.__doc__ or "")
+            if not used and ">>>" not in (method.__doc__ or ""):
+                without.append(f"{name}.{key}")
+
+    assert without == []

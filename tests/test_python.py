@@ -269,10 +269,93 @@ def test_a_query_comes_first():
     """Data in its place are told by their kind; the source may follow without its name."""
     with pytest.raises(dps.errors.InvalidParameter, match=r"takes the query first.*DataFrame"):
         dps.run(pl.DataFrame(RECORDS))
-    with pytest.raises(dps.errors.InvalidParameter, match=r'dps.sql.*name="pages".*got SQL text'):
-        dps.run_all([COUNT], source=RECORDS)
+    with pytest.raises(dps.errors.InvalidParameter, match=r"SELECT.*got an object of type list"):
+        dps.run_all([RECORDS], source=RECORDS)
     asked = dps.run(COUNT, RECORDS, secret=b"s" * 32, options=fixed())
     assert asked.collect().table.equals(run().collect().table)
+
+
+def test_several_texts_run_together():
+    """Named by their places; they pay from one book that has room for all, or from the given."""
+    settings = {"source": RECORDS, "secret": b"s" * 32}
+    found = dps.run_all([COUNT, COUNT.replace("= 8", "= 2")], **settings).collect()
+
+    assert [*found] == ["query_1", "query_2"]
+    first, second = (found[name].table["visitors"][0].as_py() for name in found)
+    assert abs(first - 400) < 60
+    assert abs(second - 400) < 240
+    small = dps.Ledger()
+    small.open("clicks", dps.sql(COUNT).promise(epsilon=8, delta=1e-8))
+    with pytest.raises(dps.errors.BudgetExceeded, match="query_2"):
+        dps.run_all([COUNT, COUNT], ledger=small, dataset="clicks", **settings)
+
+
+REJECTED = [*RECORDS, {"user": "w", "page": ["secret"], "seconds": 1}]
+
+
+def test_what_the_command_line_warns_of_is_a_warning_here(tmp_path, monkeypatch):
+    """Of rows that are lost no value is told. Files that are quarantined, too."""
+    monkeypatch.setattr("dpstream.privacy.ledger.ledger._warned", False)
+    once = COUNT.replace(", max_rows_per_group = 1", "")
+    with pytest.warns(dps.errors.DpstreamWarning) as told:
+        dps.run(once.replace("= 8", "= 24"), source=REJECTED, secret=b"s" * 32).finish()
+    words = [str(each.message) for each in told]
+    for expected in (
+        "one row of each 'user' and group",  # remarks of a query
+        "epsilon = 24 protects nobody",
+        "the budget of this query is forgotten afterwards",  # tell_storage
+        "1 of 401 rows read since this start could not be used",  # tell_operator
+    ):
+        assert sum(expected in each for each in words) == 1, words
+    assert not any("secret" in each for each in words)
+
+    (tmp_path / "a.csv").write_text("user,page,seconds\n" + "u,/home,1\n" * 50)
+    (tmp_path / "b.csv").write_text("other\n1\n")
+    with pytest.warns(dps.errors.DpstreamWarning, match=r"b\.csv is quarantined"):
+        dps.run(COUNT, source=str(tmp_path / "*.csv")).finish()
+
+
+def test_a_run_that_takes_over_or_begins_later_says_so(tmp_path):
+    """As the command line does, at its first start."""
+    daily = COUNT.replace("max_groups", "privacy_unit_period = INTERVAL '1' DAY, max_groups")
+    daily = daily.replace(
+        "= 1)", "= 1, time_column = at, start = '2024-05-01', end = '2024-05-02')"
+    )
+    rows = [row | {"at": "2024-05-01T10:00"} for row in RECORDS]
+    how = {"source": rows, "ledger": tmp_path / "book", "secret": b"s" * 32}
+    dps.run(daily, **how, state=tmp_path / "one").finish()
+    (tmp_path / "one").rename(tmp_path / "lost")
+    later = (
+        daily.replace("05-02", "05-04").replace(
+            "FROM clicks", "FROM TUMBLE(clicks, DESCRIPTOR(at), INTERVAL '1' DAY)"
+        )
+        + ", window_start"
+    )
+    with pytest.warns(dps.errors.UnexpectedResult, match="takes over from run"):
+        dps.run(later, **how, state=tmp_path / "two", take_over=True, anyway=True)
+
+
+@pytest.mark.parametrize("every", ["D", "h"])
+@pytest.mark.parametrize("kind", ["series", "polars", "arrow", "records"])
+def test_times_of_a_zone_are_steps_through_a_change_of_the_clock(kind, every):
+    """Days as the clock shows them, hours as they pass; the times come back with their zone."""
+    import pandas as pd
+
+    times = pd.date_range("2026-03-27", periods=80, freq=every, tz="Europe/Madrid")
+    visits = pd.Series(range(80), index=times, name="visits")
+    frame = visits.rename_axis("at").reset_index()
+    data = {
+        "series": visits,
+        "polars": pl.from_pandas(frame),
+        "arrow": pa.Table.from_pandas(frame, preserve_index=False),
+        "records": frame.to_dict("records"),
+    }[kind]
+    found = dps.release(Uniform(epsilon=1, window=2), data)
+
+    assert len(found) == 80
+    assert list(pd.to_datetime(found.to_pandas()["time"])) == list(times)
+    with pytest.raises(dps.errors.InvalidInput, match="evenly spaced"):
+        dps.release(Uniform(epsilon=1, window=2), visits.drop(visits.index[40]))
 
 
 def test_a_series_of_pandas_keeps_its_name_and_times():

@@ -323,6 +323,9 @@ def test_what_cannot_be(bucket, home):
         dps.run(query, **common, secret=SECRET, ledger=home / "book")
     with pytest.raises(InvalidParameter, match="must name a state in the bucket"):
         dps.run(query, **common | {"state": f"s3://{bucket.name}/"}, secret=SECRET)
+    sample = dps.mechanisms.Sample(epsilon=1, window=3)
+    with pytest.raises(StateError, match="names a bucket, where only queries"):
+        dps.Runner(sample, state=uri, secret=SECRET)
     assert not Path("s3:").exists()
     start(bucket.name, home).finish()
     kept = next((bucket / "states/sent/files").iterdir())

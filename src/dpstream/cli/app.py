@@ -29,7 +29,7 @@ from dpstream.cli.output import (
     report_unexpected,
     set_json,
 )
-from dpstream.errors import DpstreamError, NewBook
+from dpstream.errors import DpstreamError, NewBook, UnexpectedResult
 
 COMMANDS = {
     "init": "Write a commented pipeline.toml and made-up data for it: a file, or a live feed.",
@@ -128,6 +128,8 @@ def run_command(given: Sequence[str]) -> int:
         stack.callback(end_log)
         warnings.simplefilter("always", NewBook)
         warnings.filterwarnings("ignore", "the budget of this", NewBook)  # a note says it
+        said = ".*(operator only|takes over from run|has no room for)"  # and these
+        warnings.filterwarnings("ignore", said, UnexpectedResult)
         warnings.showwarning = lambda message, *_, **__: note(str(message), level=logging.WARNING)
         try:
             code: Any = app([*given], prog_name="dpstream", standalone_mode=False)

@@ -55,7 +55,7 @@ def in_full(release: pa.Table, *, zone: str = "UTC", everything: bool = False) -
     noisy = _noisy_columns(_without_place(release))
     table = new_table(*_headings(noisy))
     for row in (release if everything else release.slice(0, _MOST)).to_pylist():
-        table.add_row(*_cells(row, noisy))
+        table.add_row(*_cells(row, noisy, zone))
     console = people()
     with console.capture() as captured:
         print_whole(console, table)
@@ -111,13 +111,16 @@ def windows_in_full(releases: Sequence[pa.Table], *, zone: str = "UTC") -> str:
     told = [about(release) for release in releases]
     rows = sum(release.num_rows for release in releases)
     begin, end = _clock(told[0]["window_start"], zone), _clock(told[-1]["window_end"], zone)
-    head = f"{told[0]['query']}: {len(told)} windows, {begin} to {end}, {rows:,} rows"
+    head = (
+        f"{told[0]['query']}: {len(told)} windows, {begin} to {end}, {rows:,} "
+        f"row{'s' * (rows != 1)}"
+    )
     noisy = _noisy_columns(_without_place(releases[0]))
     table = new_table("window_start", *_headings(noisy))
     for facts, release in zip(told, releases, strict=True):
         start = _clock(facts["window_start"], zone)
         for row in release.slice(0, _MOST).to_pylist():
-            table.add_row(start, *_cells(row, noisy))
+            table.add_row(start, *_cells(row, noisy, zone))
         if release.num_rows > _MOST:
             rest = (
                 f"... and {release.num_rows - _MOST:,} more rows; --all, --json or a sink has them"
@@ -140,11 +143,10 @@ def _not_counted_in_several(told: Sequence[dict[str, Any]]) -> str:
     if not known:
         return ""
     unknown = len(told) - len(known)
-    words = (
-        f"about {_percent(min(known))} to {_percent(max(known))} of the rows of a window are not "
-        "counted: the bounds left them out"
-    )
-    return words + (f"; too few rows to say so of {unknown} windows" if unknown else "")
+    between = " to ".join(dict.fromkeys(map(_percent, (min(known), max(known)))))
+    words = f"about {between} of the rows of a window are not counted: the bounds left them out"
+    of = f"{unknown} window{'s' * (unknown > 1)}"
+    return words + (f"; too few rows to say so of {of}" if unknown else "")
 
 
 def not_counted(facts: dict[str, Any]) -> str:
@@ -165,7 +167,8 @@ def not_counted(facts: dict[str, Any]) -> str:
         lost, least, most = (1 - bias[name] for name in ("share", "high", "low"))
         words = (
             f"{'at least ' * bias['at_least']}about {_percent(lost)} of the rows are not counted "
-            f"({_percent(least)} to {_percent(most)}): the bounds left them out"
+            f"({' to '.join(dict.fromkeys(map(_percent, (least, most))))}): the bounds left them "
+            "out"
         )
     if "debiased" in bias:
         words += "; made up for in " + (", ".join(bias["debiased"]) or "no column: too few rows")
@@ -205,9 +208,9 @@ def _headings(noisy: Mapping[str, bool]) -> list[str]:
     return [f"{name} (± 2 stddev)" if noisy[name] else name for name in noisy]
 
 
-def _cells(row: Mapping[str, Any], noisy: Mapping[str, bool]) -> list[str]:
+def _cells(row: Mapping[str, Any], noisy: Mapping[str, bool], zone: str) -> list[str]:
     return [
-        _figure(row[name], row[f"{name}_stddev"]) if noisy[name] else _key(row[name])
+        _figure(row[name], row[f"{name}_stddev"]) if noisy[name] else _key(row[name], name, zone)
         for name in noisy
     ]
 
@@ -242,7 +245,22 @@ def with_margin(value: float, margin: float) -> str:
     return f"{near:,.{places}f} ± {wide / 10.0**digits:,.{places}f}"
 
 
-def _key(value: Any) -> str:
+_COMPUTED = ("_share", "_low", "_high", "_high_all")
+
+
+def _key(value: Any, name: str, zone: str) -> str:
+    """A key, or a figure without an error bar of its own; instants in the zone, as windows are.
+
+    >>> from datetime import UTC
+    >>> _key(datetime(2024, 1, 31, 23, tzinfo=UTC), "cohort", "Europe/Rome")
+    '2024-02-01 00:00+01:00'
+    >>> _key(0.7645429362880887, "n_share", "UTC"), _key(0.25, "ratio", "UTC")
+    ('0.764543', '0.25')
+    """
+    if isinstance(value, datetime) and value.tzinfo is not None:
+        return _clock(value.isoformat(), zone)
+    if isinstance(value, float) and name.endswith(_COMPUTED):
+        return f"{value:,.6g}"
     return "NULL" if value is None else str(value)
 
 

@@ -321,8 +321,13 @@ def sql(
     elif sink:
         note(f"published {count} releases to {', '.join(sink)}")
     if not count and not interrupted:
-        for one in several:
-            _show_again(kept, one.query, sink, everything=everything)
+        shown_again = [_show_again(kept, one.query, sink, everything=everything) for one in several]
+        if sink:
+            note(f"this was published before; {', '.join(sink)} has it if that run wrote there")
+        elif any(shown_again):
+            note("this was published before; here it is again, the same numbers, at no cost")
+        else:
+            note("this was published before; the run that did has it, in its output or its sink")
     if interrupted:
         anew = "without --state it cannot go on: it would begin anew, and be charged anew"
         note(f"stopped; {'the same command again goes on from here' if state else anew}")
@@ -374,15 +379,10 @@ def _show_again(
     sink: Sequence[str] | None,
     *,
     everything: bool,
-) -> None:
-    """What an earlier run has published: showing it again costs nothing."""
-    releases = [] if kept is None else kept.releases(query.name)
-    if releases:
-        note("this was published before; here it is again, the same numbers, at no cost")
-        with ReleasePrinter(zone=query.time_zone, everything=everything) as printer:
-            for release in releases:
-                printer.show(release)
-    elif sink:
-        note(f"this was published before; {', '.join(sink)} has it if that run wrote there")
-    else:
-        note("this was published before; the run that did has it, in its output or its sink")
+) -> bool:
+    """Print what an earlier run has published, if it was kept: that costs nothing."""
+    releases = [] if kept is None or sink else kept.releases(query.name)
+    with ReleasePrinter(zone=query.time_zone, everything=everything) as printer:
+        for release in releases:
+            printer.show(release)
+    return bool(releases)

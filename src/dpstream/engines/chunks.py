@@ -55,6 +55,28 @@ class OperatorCounts:
     last_release: float | None = None
     """When the last one was, in seconds since 1970."""
 
+    def losses(self) -> list[str]:
+        """What an operator has to look after at the end of a run, a sentence each.
+
+        >>> counts = OperatorCounts(read=9, rejected_rows=2)
+        >>> counts.losses()
+        ['operator only: 2 of 9 rows read since this start could not be used, and are left out']
+        """
+        words = []
+        if self.rejected_rows:
+            first = "".join(f"; such as {row.where}" for row in self.latest[:1])
+            words.append(
+                f"operator only: {self.rejected_rows:,} of {self.read:,} rows read since this "
+                f"start could not be used, and are left out{first}"
+            )
+        for name, reason in self.quarantined.items():
+            words.append(
+                f"operator only: {name} is quarantined, none of its rows is counted: {reason}"
+            )
+        for name, reason in self.stale_tables.items():
+            words.append(f"operator only: the public table {name} could not be read anew: {reason}")
+        return words
+
     def reject(self, chunk: str, rows: list[Rejected]) -> None:
         """Keep rows that cannot be used, under a name that the same rows always have."""
         self.rejected_rows += len(rows)

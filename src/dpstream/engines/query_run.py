@@ -206,7 +206,16 @@ class Run(ABC):
         """The life of the run: a None when everything is open, then its releases."""
 
     def open(self) -> Generator[pa.Table, None, None]:
-        """Open state, source and sink; what cannot run is refused here, and nothing is charged."""
+        """Open state, source and sink; what cannot run is refused here, and nothing is charged.
+
+        >>> import dpstream as dps
+        >>> query = dps.Query(privacy_unit_column="user", keys=["page"], max_groups_contributed=1,
+        ...                   epsilon=2, delta=1e-6)
+        >>> rows = [{"user": f"u{n}", "page": "/home"} for n in range(400)]
+        >>> running = dps.run(query, source=rows)
+        >>> _ = running.open()  # a source that cannot be read is refused here
+        >>> running.close()
+        """
         if self._iterator is None:
             self._iterator = self._log_each(self._releases())
             next(self._iterator)
@@ -224,6 +233,8 @@ class Run(ABC):
                     told = {name: facts.get(name) for name in _LOGGED} | {"rows": table.num_rows}
                     _LOG.info("released", extra={"facts": told})
                 yield table
+        for words in self.operator.losses():
+            warnings.warn(f"{self.query.name}: {words}", UnexpectedResult, stacklevel=2)
 
     def __iter__(self) -> Iterator[pa.Table]:
         """The releases. There is one iterator: a second one would be a second noisy copy."""
@@ -239,7 +250,15 @@ class Run(ABC):
             self.close()
 
     def finish(self) -> Self:
-        """Run to the end; the releases go to the sink."""
+        """Run to the end; the releases go to the sink.
+
+        >>> import dpstream as dps
+        >>> query = dps.Query(privacy_unit_column="user", keys=["page"], max_groups_contributed=1,
+        ...                   epsilon=2, delta=1e-6)
+        >>> rows = [{"user": f"u{n}", "page": "/home"} for n in range(400)]
+        >>> dps.run(query, source=rows).finish().operator.read
+        400
+        """
         for _ in self:
             pass
         return self
@@ -248,6 +267,13 @@ class Run(ABC):
         """Run to the end and keep every release in memory.
 
         A run that was at its end before publishes nothing again, and a warning says so.
+
+        >>> import dpstream as dps
+        >>> query = dps.Query(privacy_unit_column="user", keys=["page"], max_groups_contributed=1,
+        ...                   epsilon=2, delta=1e-6)
+        >>> rows = [{"user": f"u{n}", "page": "/home"} for n in range(400)]
+        >>> dps.run(query, source=rows).collect().table["page"].to_pylist()
+        ['/home']
         """
         releases = list(self)
         if not releases and self.folder is not None and self.steps_done:
@@ -261,11 +287,31 @@ class Run(ABC):
         return Releases(releases)
 
     def stop(self) -> None:
-        """End at the next occasion, durably; a later run goes on from there."""
+        """End at the next occasion, durably; a later run goes on from there.
+
+        >>> import dpstream as dps
+        >>> query = dps.Query(privacy_unit_column="user", keys=["page"], max_groups_contributed=1,
+        ...                   epsilon=2, delta=1e-6)
+        >>> rows = [{"user": f"u{n}", "page": "/home"} for n in range(400)]
+        >>> running = dps.run(query, source=rows)
+        >>> running.stop()
+        >>> len(list(running))
+        0
+        """
         self.stopped.set()
 
     def close(self) -> None:
-        """Leave it where it is; a run with the same state directory goes on from there."""
+        """Leave it where it is; a run with the same state directory goes on from there.
+
+        >>> import dpstream as dps
+        >>> query = dps.Query(privacy_unit_column="user", keys=["page"], max_groups_contributed=1,
+        ...                   epsilon=2, delta=1e-6)
+        >>> rows = [{"user": f"u{n}", "page": "/home"} for n in range(400)]
+        >>> running = dps.run(query, source=rows)
+        >>> next(iter(running)).num_rows
+        1
+        >>> running.close()
+        """
         if self._iterator is None:
             return
         if getgeneratorstate(self._iterator) == GEN_RUNNING:
@@ -349,7 +395,15 @@ class Run(ABC):
             self.source.finish()
 
     def operator_facts(self) -> dict[str, Any]:
-        """What became of the rows, and how far behind it is: for the operator alone."""
+        """What became of the rows, and how far behind it is: for the operator alone.
+
+        >>> import dpstream as dps
+        >>> query = dps.Query(privacy_unit_column="user", keys=["page"], max_groups_contributed=1,
+        ...                   epsilon=2, delta=1e-6)
+        >>> rows = [{"user": f"u{n}", "page": "/home"} for n in range(400)]
+        >>> dps.run(query, source=rows).finish().operator_facts()["read"]
+        400
+        """
         facts: dict[str, Any] = dict(self.operator.counts())
         if self.operator.stale_tables:
             facts["stale_tables"] = sorted(self.operator.stale_tables)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,12 @@ class Series:
         )
 
     def columns(self) -> dict[str, Any]:
-        """step, time (where given), each bin with its `<bin>_stddev`, paid, held."""
+        """step, time (where given), each bin with its `<bin>_stddev`, paid, held.
+
+        >>> from dpstream.mechanisms import Uniform
+        >>> [*release(Uniform(epsilon=1, window=2), [[5], [6]]).columns()]
+        ['step', 'value', 'value_stddev', 'paid', 'held']
+        """
         table: dict[str, Any] = {"step": np.arange(len(self.paid))}
         if self.times is not None:
             table["time"] = _times(self.times, len(self.paid))
@@ -83,11 +89,21 @@ class Series:
         return table | {"paid": self.paid, "held": self.held}
 
     def to_pandas(self) -> Any:
-        """A pandas DataFrame of `columns()`."""
+        """A pandas DataFrame of `columns()`.
+
+        >>> from dpstream.mechanisms import Uniform
+        >>> release(Uniform(epsilon=1, window=2), [[5], [6]]).to_pandas().shape
+        (2, 5)
+        """
         return optional("pandas", extra="frames").DataFrame(self.columns())
 
     def to_polars(self) -> Any:
-        """A Polars DataFrame of `columns()`."""
+        """A Polars DataFrame of `columns()`.
+
+        >>> from dpstream.mechanisms import Uniform
+        >>> release(Uniform(epsilon=1, window=2), [[5], [6]]).to_polars().height
+        2
+        """
         return optional("polars", extra="frames").DataFrame(self.columns())
 
     @property
@@ -100,7 +116,13 @@ class Series:
         return self.table.__arrow_c_stream__(requested_schema)
 
     def plot(self, path: str | Path | None = None, *, column: str | int = 0) -> Any:
-        """A chart of one column, ± two standard deviations; saved if `path` is given."""
+        """A chart of one column, ± two standard deviations; saved if `path` is given.
+
+        >>> from tempfile import mkdtemp
+        >>> from dpstream.mechanisms import Uniform
+        >>> place = mkdtemp() + "/visits.png"
+        >>> _ = release(Uniform(epsilon=1, window=2), [[5], [6]]).plot(place)
+        """
         if isinstance(column, str) and column not in self.names:
             known = ", ".join(self.names)
             raise InvalidParameter(f"there is no column {column!r} to draw; there are {known}")
@@ -220,7 +242,7 @@ def as_steps(
         return as_block(data), None, None
     time = time_column
     if time is None:
-        time = next((name for name, column in columns.items() if column.dtype.kind == "M"), None)
+        time = next((name for name, column in columns.items() if _is_time(column)), None)
     if time is not None and time not in columns:
         raise InvalidInput(f"there is no column {time!r}; the columns are {', '.join(columns)}")
     bins = {name: column for name, column in columns.items() if name != time}
@@ -238,9 +260,30 @@ def as_steps(
                 f"column {name!r} would collide with a column of the release; rename it"
             )
     if time is not None:
-        check_times(columns[time], time, gaps=gaps)
+        check_times(_as_a_clock_shows(columns[time]), time, gaps=gaps)
     times = None if time is None else list(columns[time])
     return as_block(np.column_stack(list(bins.values()))), list(bins), times
+
+
+def _is_time(column: np.ndarray[Any, Any]) -> bool:
+    """Is it a column of times? Those with a time zone are objects."""
+    known = next((value for value in column if value is not None), None)
+    zoned = column.dtype == object and isinstance(known, datetime) and known.tzinfo is not None
+    return column.dtype.kind == "M" or zoned
+
+
+def _as_a_clock_shows(column: np.ndarray[Any, Any]) -> Iterable[Any]:
+    """Times of a zone as its clock shows them where all are of one time of day, else in UTC.
+
+    So days have one length, although one of 23 hours is among them, and hours have, too.
+    """
+    if column.dtype != object or not _is_time(column):
+        return column
+    known = [value for value in column if value is not None and value == value]
+    if len({value.timetz().replace(tzinfo=None) for value in known}) == 1:
+        return [value if value is None else value.replace(tzinfo=None) for value in column]
+    in_utc = [value if value is None else value.astimezone(UTC) for value in column]
+    return [value if value is None else value.replace(tzinfo=None) for value in in_utc]
 
 
 def check_times(values: Iterable[Any], name: str, *, gaps: bool = False) -> Integers:
@@ -284,6 +327,18 @@ def check_times(values: Iterable[Any], name: str, *, gaps: bool = False) -> Inte
     return np.concatenate([[0], np.cumsum(lengths // step)]).astype(np.int64)
 
 
+def _array(column: Any) -> np.ndarray[Any, Any]:
+    """A column of Arrow, pandas or Polars; times with a zone keep it."""
+    kind = getattr(column, "type", None) or getattr(column, "dtype", None)
+    if getattr(kind, "tz", None) or getattr(kind, "time_zone", None):
+        values = column.to_pylist() if hasattr(column, "to_pylist") else list(column)
+        zoned = np.empty(len(values), object)
+        zoned[:] = values
+        return zoned
+    found: np.ndarray[Any, Any] = column.to_numpy()
+    return found
+
+
 def _columns(data: Any) -> dict[str, np.ndarray[Any, Any]] | None:
     """A table's columns as arrays; None if `data` is not a table."""
     if isinstance(data, str | Path):
@@ -304,12 +359,12 @@ def _columns(data: Any) -> dict[str, np.ndarray[Any, Any]] | None:
     if hasattr(data, "__arrow_c_stream__") and not frame:
         data = pa.table(data)
     if hasattr(data, "column_names") and hasattr(data, "column"):  # Arrow
-        return {name: data.column(name).to_numpy() for name in data.column_names}
+        return {name: _array(data.column(name)) for name in data.column_names}
     if hasattr(data, "columns") and hasattr(data, "__getitem__"):  # pandas, Polars
-        table = {str(name): data[name].to_numpy() for name in data.columns}
+        table = {str(name): _array(data[name]) for name in data.columns}
         index: Any = getattr(data, "index", None)  # pandas: a time index orders the steps
         if getattr(getattr(index, "dtype", None), "kind", "") == "M":
-            table = {"time": index.to_numpy(), **table}
+            table = {"time": _array(index), **table}
         return table
     return None
 

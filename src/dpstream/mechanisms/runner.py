@@ -168,6 +168,12 @@ class Runner:
         """Feed one step (a number, or one number per bin); return what may be published now.
 
         `positions`: how far a live source was read for it, to be kept in the state directory.
+
+        >>> from dpstream.mechanisms import Uniform
+        >>> from dpstream.mechanisms.runner import Runner
+        >>> with Runner(Uniform(epsilon=1, window=2)) as runner:
+        ...     [release.step for release in runner.step([5, 7])]
+        [0]
         """
         row = np.atleast_1d(np.asarray(x))
         batches = self.feed(row[None], positions=positions)
@@ -180,6 +186,12 @@ class Runner:
 
         The whole block is checked before its first step. Digests are logged, and charges that
         come every step are written, a batch at a time.
+
+        >>> from dpstream.mechanisms import Uniform
+        >>> from dpstream.mechanisms.runner import Runner
+        >>> with Runner(Uniform(epsilon=1, window=2)) as runner:
+        ...     sum(len(releases) for releases in runner.feed([[5, 7], [6, 6], [4, 9]]))
+        3
         """
         block = self._checked(as_block(data))
         while len(block):
@@ -191,6 +203,13 @@ class Runner:
         """The stream has ended: return what a delay still held back.
 
         Saved afterwards, a run remembers it: the same steps may be repeated, none may follow.
+
+        >>> from dpstream.mechanisms import Spas
+        >>> from dpstream.mechanisms.runner import Runner
+        >>> with Runner(Spas(epsilon=1, window=4)) as runner:
+        ...     known = [release for n in range(9) for release in runner.step([n])]
+        ...     len(known) + len(runner.finish())
+        9
         """
         if self._finished:
             return []
@@ -209,7 +228,19 @@ class Runner:
         return releases
 
     def save(self) -> None:
-        """Write a snapshot to the state directory: a later Runner goes on from here."""
+        """Write a snapshot to the state directory: a later Runner goes on from here.
+
+        >>> from dpstream.mechanisms import Uniform
+        >>> from dpstream.mechanisms.runner import Runner
+        >>> from tempfile import mkdtemp
+        >>> state = mkdtemp() + "/state"
+        >>> with Runner(Uniform(epsilon=1, window=2), state=state) as runner:
+        ...     _ = runner.step([5, 7])
+        ...     runner.save()
+        >>> with Runner(Uniform(epsilon=1, window=2), state=state) as runner:
+        ...     runner.steps_done
+        1
+        """
         if self.directory is None:
             raise StateError("this run has no state directory; give Runner(..., state=PATH)")
         snapshot = {
@@ -229,6 +260,11 @@ class Runner:
         """Release the state directory and a ledger of its own; a new Runner may go on.
 
         A Ledger that was given stays open: others may use it.
+
+        >>> from dpstream.mechanisms import Uniform
+        >>> from dpstream.mechanisms.runner import Runner
+        >>> runner = Runner(Uniform(epsilon=1, window=2))
+        >>> runner.close()
         """
         if self.directory is not None:
             self.directory.close()

@@ -79,7 +79,17 @@ class Runs:
         return runs
 
     def open(self) -> None:
-        """Open all; the first that cannot run is refused here, before anything is charged."""
+        """Open all; the first that cannot run is refused here, before anything is charged.
+
+        >>> import dpstream as dps
+        >>> text = ("SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 2, delta = 1e-6, "
+        ...         "privacy_unit_column = user, max_groups_contributed = 1, "
+        ...         "max_rows_per_group = 1) page, COUNT(*) AS n FROM clicks GROUP BY page")
+        >>> rows = [{"user": f"u{n}", "page": "/home"} for n in range(400)]
+        >>> running = dps.run_all([text, text], source=rows)
+        >>> running.open()
+        >>> running.close()
+        """
         for run in self.runs.values():
             run.open()
 
@@ -218,20 +228,49 @@ class Runs:
             each.release()
 
     def finish(self) -> Runs:
-        """Run all to their ends."""
+        """Run all to their ends.
+
+        >>> import dpstream as dps
+        >>> text = ("SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 2, delta = 1e-6, "
+        ...         "privacy_unit_column = user, max_groups_contributed = 1, "
+        ...         "max_rows_per_group = 1) page, COUNT(*) AS n FROM clicks GROUP BY page")
+        >>> rows = [{"user": f"u{n}", "page": "/home"} for n in range(400)]
+        >>> dps.run_all([text, text], source=rows).finish().failures
+        {}
+        """
         for _ in self:
             pass
         return self
 
     def collect(self) -> dict[str, Releases]:
-        """Run all to their ends and keep every release in memory, by query."""
+        """Run all to their ends and keep every release in memory, by query.
+
+        >>> import dpstream as dps
+        >>> text = ("SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 2, delta = 1e-6, "
+        ...         "privacy_unit_column = user, max_groups_contributed = 1, "
+        ...         "max_rows_per_group = 1) page, COUNT(*) AS n FROM clicks GROUP BY page")
+        >>> rows = [{"user": f"u{n}", "page": "/home"} for n in range(400)]
+        >>> [*dps.run_all([text, text], source=rows).collect()]
+        ['query_1', 'query_2']
+        """
         tables: dict[str, list[pa.Table]] = {name: [] for name in self.runs}
         for name, table in self:
             tables[name].append(table)
         return {name: Releases(listed) for name, listed in tables.items()}
 
     def stop(self) -> None:
-        """End all at the next occasion."""
+        """End all at the next occasion.
+
+        >>> import dpstream as dps
+        >>> text = ("SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 2, delta = 1e-6, "
+        ...         "privacy_unit_column = user, max_groups_contributed = 1, "
+        ...         "max_rows_per_group = 1) page, COUNT(*) AS n FROM clicks GROUP BY page")
+        >>> rows = [{"user": f"u{n}", "page": "/home"} for n in range(400)]
+        >>> running = dps.run_all([text, text], source=rows)
+        >>> running.stop()
+        >>> [len(found) for found in running.collect().values()]
+        [0, 0]
+        """
         for run in self.runs.values():
             run.stop()
 
@@ -240,7 +279,15 @@ class Runs:
         return sum(run.erase_unit(unit) for run in self.runs.values())
 
     def close(self) -> None:
-        """Leave all where they are."""
+        """Leave all where they are.
+
+        >>> import dpstream as dps
+        >>> text = ("SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 2, delta = 1e-6, "
+        ...         "privacy_unit_column = user, max_groups_contributed = 1, "
+        ...         "max_rows_per_group = 1) page, COUNT(*) AS n FROM clicks GROUP BY page")
+        >>> rows = [{"user": f"u{n}", "page": "/home"} for n in range(400)]
+        >>> dps.run_all([text, text], source=rows).close()  # nothing is read, nothing is charged
+        """
         with self._changed:
             self._leaving.set()
             self._changed.notify_all()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -42,6 +43,7 @@ from dpstream.errors import (
     InvalidParameter,
     LedgerError,
     StateError,
+    UnexpectedResult,
     refuse_unwritable,
 )
 from dpstream.optional import optional
@@ -63,7 +65,7 @@ from dpstream.session.runs import Runs
 from dpstream.session.union_run import UnionRun, book_of_all, refuse_other_times
 from dpstream.session.whole_tables import Given, with_tables
 from dpstream.sql_compiler import warn_of_remarks
-from dpstream.sql_compiler.compile_sql import Compiled, compile_all
+from dpstream.sql_compiler.compile_sql import Compiled, compile_all, compile_sql
 
 L = TypeVar("L")
 Place: TypeAlias = str | os.PathLike[str]
@@ -351,11 +353,13 @@ def _checked(started: Run, *, new: bool, anyway: bool) -> Run:
         started.sink.check(started.query.name, started.schema)
     if new and not anyway:
         refuse_useless(started)
+    if isinstance(started, QueryRun) and started.is_new and started.beginning.notice:
+        warnings.warn(started.beginning.notice, UnexpectedResult, stacklevel=3)
     return started
 
 
 def run_all(
-    queries: Sequence[AnyQuery],
+    queries: Sequence[AnyQuery | str],
     *,
     source: SourceSpec | Feed | Mapping[str, Feed],
     sink: SinkSpec | None = None,
@@ -381,6 +385,8 @@ def run_all(
 ) -> Runs:
     """Publish several queries of one dataset: one read of each source, one book, one secret.
 
+    A query may be SQL text, which is named by its place: `query_1`, `query_2`; without a ledger and
+    a state directory a book is opened then that has room for all of them.
     `source`: what all of them read, or a `Feed` for each by the query's name; queries with the same
     feed share one read (and `on_done` waits for the last of them). Each query has a state directory
     of its own in `state`, and its releases go to the one sink under its name. The book is that of
@@ -406,24 +412,30 @@ def run_all(
     >>> {name: releases.table.num_rows for name, releases in found.items()}
     {'pages': 1, 'everybody': 1}
     """
-    _check_queries("run_all", queries)
+    asked: list[AnyQuery] = []
+    for number, each in enumerate(queries, 1):
+        asked.append(_compiled(each, f"query_{number}") if isinstance(each, str) else each)
+    _check_queries("run_all", asked)
     _check_names({"state": state, "ledger": ledger, "secret": secret})
     state, ledger = open_state(state, secret=secret, ledger=ledger, engine=engine)
     sink = _with_output(sink, output)
-    names = [query.name for query in queries]
-    if not queries or len(set(names)) < len(names):
+    names = [query.name for query in asked]
+    if not asked or len(set(names)) < len(names):
         raise InvalidParameter(f"queries that run together need different names; got {names}")
     folder = None if state is None else Path(state)
     folders = {name: None if folder is None else folder / safe_name(name) for name in names}
     known: dict[str, WholeTable] = {}
     given_tables: dict[str, Any] = {"public": public, "registry": registry, "known": known}
-    queries = [with_tables(query, state=folders[query.name], **given_tables) for query in queries]
+    asked = [with_tables(query, state=folders[query.name], **given_tables) for query in asked]
     if ledger is None:
         warn_of_own_book("set of queries", folder, stacklevel=2)
+        if folder is None and any(isinstance(each, str) for each in queries):
+            ledger = Ledger()  # as that of a UNION ALL: it has room for all of them
+            ledger.open(dataset, book_of_all(asked, (clock or SystemClock()).now()))
     common = Feed(source=source, live=live, history=history, on_damage=on_damage, on_done=on_done)
     feeds = _feeds_by_query(names, source, common)
     united: dict[Any, Feed] = {}
-    for query in queries:
+    for query in asked:
         feed = feeds[query.name]
         if query.sources and isinstance(feed.source, Mapping):
             key = (id(feed), *query.sources)
@@ -435,7 +447,7 @@ def run_all(
     if given is not None and own is not None and own.exists():
         given.persist(own)
     if check_budget:
-        pairs = [(q, folders[q.name]) for q in queries]
+        pairs = [(q, folders[q.name]) for q in asked]
         now = (clock or SystemClock()).now()
         refuse_early(
             given or Ledger(), dataset, pairs, now=now, take_over=take_over, analysts=analysts
@@ -452,7 +464,7 @@ def run_all(
     clock, sink = clock or SystemClock(), sink if engine is not None else shared_sinks(sink)
     views: dict[str, tuple[Any, Any]]
     if engine is None:
-        views = _views_by_query(queries, feeds, folder, clock, options or EngineOptions())
+        views = _views_by_query(asked, feeds, folder, clock, options or EngineOptions())
     else:
         views = {name: (feeds[name].source, feeds[name].history) for name in names}
 
@@ -478,8 +490,8 @@ def run_all(
         )
 
     return Runs(
-        [begin(query) for query in queries],
-        again={query.name: partial(begin, query, again=True) for query in queries},
+        [begin(query) for query in asked],
+        again={query.name: partial(begin, query, again=True) for query in asked},
         sinks=[each for each in _listed(sink) if isinstance(each, SharedSink)],
     )
 
@@ -697,13 +709,19 @@ def _absolute_paths(source: Any) -> Any:
     return str(Path(source).absolute()) if _is_path(source) else source
 
 
+def _compiled(text: str, name: str) -> AnyQuery:
+    compiled = compile_sql(text, name=name)
+    warn_of_remarks(compiled, stacklevel=3)
+    return compiled.query
+
+
 def _check_queries(name: str, queries: Sequence[Any]) -> None:
     """Refuse what is no query, by its kind alone: it may be the data."""
     for each in queries:
         if isinstance(each, Query | SeriesQuery):
             continue
-        kind = "SQL text" if isinstance(each, str) else f"an object of type {type(each).__name__}"
-        how = '"SELECT ..."' if name == "run" else '[dps.sql("SELECT ...", name="pages")]'
+        kind = f"an object of type {type(each).__name__}"
+        how = '"SELECT ..."' if name == "run" else '["SELECT ...", "SELECT ..."]'
         raise InvalidParameter(
             f"{name} takes the query first, then its source: dps.{name}({how}, source=frame); "
             f"got {kind}"

@@ -35,7 +35,7 @@ def book_of_all(queries: Sequence[AnyQuery], now: int) -> Terms:
     for query in queries[1:]:
         if _protected(query) != _protected(first):
             raise InvalidParameter(
-                f"the branches of UNION ALL are of one book; {query.name!r} protects "
+                f"the queries would share one book; {query.name!r} protects "
                 f"{_protected(query)}, and {first.name!r} {_protected(first)}: give them the same "
                 "unit, period and time zone"
             )

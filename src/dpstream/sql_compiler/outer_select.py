@@ -63,7 +63,7 @@ def unwrap(statement: Statement) -> tuple[Statement, list[Layer]]:
         layers.append(Layer(select=tree, pivot=pivot, names=frozenset(names)))
         tree = inner
     if isinstance(tree, exp.SetOperation):
-        refuse_union(statement, tree)
+        refuse_union(statement, tree, within=bool(layers))
     if not isinstance(tree, exp.Select):
         return statement, []
     if layers:
@@ -171,8 +171,11 @@ def _branches(tree: exp.Expr) -> list[exp.Expr]:
     return branches
 
 
-def refuse_union(statement: Statement, tree: exp.Expr) -> None:
-    """UNION ALL of private queries: each is a query of its own, with a budget of its own."""
+def refuse_union(statement: Statement, tree: exp.Expr, *, within: bool = False) -> None:
+    """UNION ALL of private queries: each is a query of its own, with a budget of its own.
+
+    `within`: it stands in the FROM of a SELECT, which nothing computes of several queries.
+    """
     branches = _branches(tree)
     if not any(_is_private(branch) for branch in branches):
         return
@@ -186,10 +189,16 @@ def refuse_union(statement: Statement, tree: exp.Expr) -> None:
             text = statement.text[first : span[1]]
         blocks.append(f"\n[[query]]\nname = \"part{number}\"\nsql = '''{text}'''")
     together = " UNION ALL ".join(f"SELECT * FROM part{n}" for n in range(1, len(blocks) + 1))
+    how = "run the whole text, by dps.run(text) or `dpstream sql`"
+    if within:
+        how = (
+            "take the SELECT around it away, or write it into each branch, and run that by "
+            "dps.run(text) or `dpstream sql`"
+        )
     raise statement.refusal(
         None,
         f"UNION ALL of {len(branches)} private queries: each has a budget and a run of its own",
-        "run the whole text, by dps.run(text) or `dpstream sql`: each pays from one book, and "
+        f"{how}: each pays from one book, and "
         "their rows come together; in a pipeline give each a [[query]] of its own: they share "
         f"source, book and sink; then read {together} there{''.join(blocks)}",
     )

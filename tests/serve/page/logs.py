@@ -218,6 +218,48 @@ FROM RETENTION(weeks, DESCRIPTOR(at), first => event = 'signup', again => event 
 GROUP BY window_start, lag'''
 """
 
+WIDE = """
+[source.log]
+path = "log.parquet"
+[budget.log]
+epsilon = 40
+delta = 1e-2
+[state]
+path = "state/"
+[[query]]
+name = "figures"
+sql = '''
+SELECT WITH DIFFERENTIAL_PRIVACY
+       OPTIONS (epsilon = 1, delta = 1e-9, privacy_unit_column = user, confidence = 0.95,
+                max_groups_contributed = 1, public_groups = (0, 1, 2), max_rows_per_group = 1)
+       device, COUNT(*) AS users, 100 * COUNTIF(x > 5) / COUNT(*) AS percent,
+       CORR(y, x, contribution_bounds_per_row => ((0, 20), (0, 10))) AS together,
+       RANK() OVER (ORDER BY users DESC) AS place
+FROM log GROUP BY device'''
+[[query]]
+name = "funnels"
+sql = '''
+SELECT WITH DIFFERENTIAL_PRIVACY
+       OPTIONS (epsilon = 9, delta = 1e-9, privacy_unit_column = user,
+                privacy_unit_period = 'forever', max_groups_contributed = 2, time_unit = 's',
+                start = TIMESTAMP '2024-05-01', end = TIMESTAMP '2024-05-04')
+       window_start, step, country, COUNT(*) AS users
+FROM FUNNEL(TUMBLE(log, DESCRIPTOR(at), INTERVAL '3' DAY),
+            steps => (x >= 0 AS came, x > 2 AS stayed), by => (country))
+GROUP BY window_start, step, country'''
+[[query]]
+name = "hours"
+sql = '''
+SELECT WITH DIFFERENTIAL_PRIVACY
+       OPTIONS (epsilon = 9, delta = 1e-9, privacy_unit_column = user, time_unit = 's',
+                privacy_unit_period = 'forever',
+                start = TIMESTAMP '2024-05-01', end = TIMESTAMP '2024-05-04')
+       window_start, lag, COUNT(*) AS users
+FROM RETENTION(log, DESCRIPTOR(at), first => TRUE, again => TRUE,
+               period => INTERVAL '1' HOUR, lags => 62)
+GROUP BY window_start, lag'''
+"""
+
 LIVE = """
 [source]
 path = "live/"
@@ -311,6 +353,24 @@ def write_users(folder: Path) -> Path:
     columns = {"user": rng.integers(0, 3_000, count), "event": event, "at": at}
     _write(folder / "weeks.parquet", {name: list(each) for name, each in columns.items()})
     return _pipeline(folder, USERS)
+
+
+def write_wide(folder: Path) -> Path:
+    """Three days of 9,000 users in eight countries, whose y goes with their x."""
+    rng = np.random.default_rng(6)
+    count = 27_000
+    user = rng.integers(0, 9_000, count)
+    x = rng.integers(0, 11, count)
+    columns = {
+        "user": user,
+        "device": user % 3,
+        "country": np.array(["de", "fr", "it", "es", "pl", "at", "ch", "pt"], object)[user % 8],
+        "x": x,
+        "y": x + rng.integers(0, 10, count),
+        "at": _START + np.sort(rng.integers(0, 3 * _DAY, count)),
+    }
+    _write(folder / "log.parquet", {name: list(each) for name, each in columns.items()})
+    return _pipeline(folder, WIDE)
 
 
 def write_live(folder: Path) -> Path:

@@ -1,9 +1,11 @@
 """How far users get, and when they come back: funnels and cohorts as pictures."""
 
+import re
+
 import pytest
 
 from tests.serve.page.conftest import DESKTOP, PHONE, Site, published, until
-from tests.serve.page.logs import write_users
+from tests.serve.page.logs import write_users, write_wide
 from tests.support.served import served
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(400)]
@@ -18,6 +20,13 @@ STEPS = """() => [...document.querySelectorAll("#people-list .steps > li")].map(
 @pytest.fixture(scope="module")
 def users(tmp_path_factory):
     path = published(tmp_path_factory.mktemp("users"), write_users)
+    with served(path, "--no-run", kind=Site) as site:
+        yield site
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory):
+    path = published(tmp_path_factory.mktemp("wide"), write_wide)
     with served(path, "--no-run", kind=Site) as site:
         yield site
 
@@ -100,3 +109,57 @@ def test_axe_finds_nothing_in_pictures_of_users(visit, users, query, size):
 
     assert found.violations_count == 0, found.generate_report()
     assert page.evaluate("document.documentElement.scrollWidth") <= size["width"]
+
+
+def test_only_so_many_funnels_are_drawn_and_the_others_are_named(visit, wide):
+    """Six of eight countries; a reader is told which are left out, and where they are."""
+    page = visit(f"{wide.url}#query=funnels")
+    page.wait_for_selector("#people .funnel h4")
+    drawn = page.locator("#people .funnel h4").all_inner_texts()
+    countries = {row["key"][1] for row in wide.get("api/queries/funnels/latest")["rows"]}
+    note = page.inner_text("#people-note")
+
+    assert len(drawn) == 6
+    assert len(countries) == 8
+    left = countries - {*drawn}
+    assert "Left out: " in note
+    assert all(f"“{each}”" in note for each in left)
+    assert not any(f"“{each}”" in note for each in drawn)
+
+
+def test_a_large_grid_of_cohorts_says_what_it_leaves_out(visit, wide):
+    """60 of 72 hours begin a row, 60 of 62 lags a column after the users."""
+    page = visit(f"{wide.url}#query=hours")
+    page.wait_for_selector("#people .cohorts")
+
+    assert page.locator("#people .cohorts tbody tr").count() == 60
+    assert page.locator("#people .cohorts thead th").count() == 62
+    note = page.inner_text("#people-note")
+    assert "Left out here: cohorts before the newest 60 and periods after the first 60" in note
+
+
+def test_a_figure_with_an_interval_alone_shows_it(visit, wide):
+    """A place has no margin: from where to where it is is said and drawn; of others both are."""
+    page = visit(f"{wide.url}#query=figures&measure=place")
+    page.wait_for_selector("#keys .row")
+    rows = {row["key"][0]: row for row in wide.get("api/queries/figures/latest")["rows"]}
+    shown = page.eval_on_selector_all(
+        "#keys .row",
+        """rows => rows.map(row => [Number(row.querySelector(".name").textContent),
+            row.querySelector(".value small").textContent,
+            row.querySelector(".bar").style.getPropertyValue("--low"),
+            row.querySelector(".bar").style.getPropertyValue("--high")])""",
+    )
+
+    assert len(shown) == 3
+    for key, text, low, high in shown:
+        ends = [float(each) for each in text.strip("()").split(" to ")]
+        true = (rows[key]["low"]["place"], rows[key]["high"]["place"])
+        assert rows[key]["stddev"].get("place") is None
+        assert ends == pytest.approx(true)
+        assert (float(low.rstrip("%")) < float(high.rstrip("%"))) == (true[0] < true[1])
+    page.click("#keys .row:first-child .name")
+    page.wait_for_selector("#detail[open]")
+    said = page.inner_text("#detail-body table")
+    for name in ("users", "percent", "together", "place"):
+        assert re.search(rf"{name}\s.* to [-\d.,]+", said, re.DOTALL), said

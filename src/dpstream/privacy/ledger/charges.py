@@ -105,12 +105,23 @@ class Terms:
         return self.width == 1 or (kind == "cells" and self.measure == "epsilon")
 
     def with_budget_of(self, other: Terms) -> Terms:
-        """The same protection with the budget of another book."""
+        """The same protection with the budget of another book.
+
+        >>> from dpstream.privacy.accounting.promises import promise
+        >>> small, large = (promise(epsilon=each, delta=1e-6) for each in (1, 2))
+        >>> small.with_budget_of(large) == large
+        True
+        """
         budget = {name: getattr(other, name) for name in BUDGET}
         return dataclasses.replace(self, **budget)
 
     def describe(self) -> str:
-        """The promise in words."""
+        """The promise in words.
+
+        >>> from dpstream.privacy.accounting.promises import promise
+        >>> promise(epsilon=2, delta=1e-6).describe().partition(",")[0]
+        'mu_squared = 0.187551'
+        """
         what = {
             "event": "one event",
             "w_event": f"any events within {self.window} successive steps",
@@ -132,7 +143,12 @@ class Terms:
         return f", each changing {self.change}"
 
     def to_json(self) -> dict[str, Any]:
-        """As stored; slacks and epsilon only where they are given."""
+        """As stored; slacks and epsilon only where they are given.
+
+        >>> from dpstream.privacy.accounting.promises import promise
+        >>> promise(epsilon=2, delta=1e-6).to_json()["unit"]
+        'user'
+        """
         record = {**self.__dict__, "total": str(self.total)}
         for key, name in _STORED_AS.items():
             if amount := record.pop(name):

@@ -143,6 +143,12 @@ class Ledger:
         `provisional`: its budget is that of something small which comes before the queries (a
         proposal of bounds); whoever opens it next sets the budget. A new book is told to the log
         "dpstream.ledger", unless whoever opens it says so (`say` False).
+
+        >>> from dpstream.privacy.accounting.promises import promise
+        >>> book = Ledger()
+        >>> book.open("clicks", promise(epsilon=2, delta=1e-6))
+        >>> [each["dataset"] for each in book.report()]
+        ['clicks']
         """
         with self._locked():
             book = self._books.get(dataset)
@@ -206,6 +212,12 @@ class Ledger:
 
         Whom it protects stays; less than what is spent already is refused. Recorded with who and
         why.
+
+        >>> from dpstream.privacy.accounting.promises import promise
+        >>> book = Ledger()
+        >>> book.open("clicks", promise(epsilon=2, delta=1e-6))
+        >>> book.grow("clicks", promise(epsilon=3, delta=1e-6), because="agreed", who="ann")
+        True
         """
         _refuse_no_reason("a change of budget", because)
         with self._locked():
@@ -247,7 +259,14 @@ class Ledger:
             self._change(named | {"allowed": allowed.to_json()}, because, who)
 
     def terms(self, dataset: str) -> Terms | None:
-        """The terms of a dataset's book, if there is one."""
+        """The terms of a dataset's book, if there is one.
+
+        >>> from dpstream.privacy.accounting.promises import promise
+        >>> book = Ledger()
+        >>> book.open("clicks", promise(epsilon=2, delta=1e-6))
+        >>> book.terms("clicks").unit, book.terms("orders")
+        ('user', None)
+        """
         with self._locked():
             book = self._books.get(dataset)
             return book.terms if book else None
@@ -334,13 +353,27 @@ class Ledger:
 
     @_done_anew
     def left(self, dataset: str, step: int | None = None) -> Fraction:
-        """What the window ending at `step` (default: the newest) may still spend."""
+        """What the window ending at `step` (default: the newest) may still spend.
+
+        >>> from dpstream.privacy.accounting.promises import promise
+        >>> book = Ledger()
+        >>> book.open("clicks", promise(epsilon=2, delta=1e-6))
+        >>> book.left("clicks") == book.terms("clicks").total
+        True
+        """
         with self._locked():
             account = self._book(dataset, oldest=step).account
             return account.left(account.newest if step is None else step)
 
     def peak(self, dataset: str) -> Fraction:
-        """The most that any protected unit has lost so far."""
+        """The most that any protected unit has lost so far.
+
+        >>> from dpstream.privacy.accounting.promises import promise
+        >>> book = Ledger()
+        >>> book.open("clicks", promise(epsilon=2, delta=1e-6))
+        >>> int(book.peak("clicks"))
+        0
+        """
         with self._locked():
             return Fraction(self._book(dataset).account.most, GRID)
 
@@ -360,7 +393,14 @@ class Ledger:
         return copy
 
     def report(self) -> list[dict[str, Any]]:
-        """What was spent, on what, what is left: one entry per dataset, ready for JSON."""
+        """What was spent, on what, what is left: one entry per dataset, ready for JSON.
+
+        >>> from dpstream.privacy.accounting.promises import promise
+        >>> book = Ledger()
+        >>> book.open("clicks", promise(epsilon=2, delta=1e-6))
+        >>> [(each["dataset"], each["spent_on"]) for each in book.report()]
+        [('clicks', [])]
+        """
         with self._locked():
             reports = [report(name, book) for name, book in sorted(self._books.items())]
             for each in reports:
@@ -394,7 +434,17 @@ class Ledger:
             }
 
     def history(self, dataset: str | None = None) -> Iterator[Record]:
-        """Every record of the file, oldest first."""
+        """Every record of the file, oldest first.
+
+        >>> from dpstream.privacy.accounting.promises import promise
+        >>> from pathlib import Path
+        >>> from tempfile import mkdtemp
+        >>> book = Ledger(Path(mkdtemp()) / "book")
+        >>> book.open("clicks", promise(epsilon=2, delta=1e-6))
+        >>> len([*book.history()])
+        1
+        >>> book.close()
+        """
         with self._locked():
             records = self._read_all()
         for record in records:
@@ -650,6 +700,17 @@ class Ledger:
 
         The book moves: everybody who holds this ledger charges the file. A file that exists is
         taken up if nothing was charged in memory, and refused otherwise: two budgets are not one.
+
+        >>> from dpstream.privacy.accounting.promises import promise
+        >>> book = Ledger()
+        >>> book.open("clicks", promise(epsilon=2, delta=1e-6))
+        >>> from pathlib import Path
+        >>> from tempfile import mkdtemp
+        >>> place = Path(mkdtemp()) / "book"
+        >>> book.persist(place)
+        >>> book.close()
+        >>> Ledger(place).terms("clicks").unit
+        'user'
         """
         with self._lock:
             with self._locked():
@@ -794,7 +855,13 @@ class Ledger:
         return fold(old, digests_since=_before(now, self._backups), books=books), count
 
     def close(self) -> None:
-        """Release the file."""
+        """Release the file.
+
+        >>> from dpstream.privacy.accounting.promises import promise
+        >>> book = Ledger()
+        >>> book.open("clicks", promise(epsilon=2, delta=1e-6))
+        >>> book.close()
+        """
         if self._journal is not None:
             self._journal.close()
 

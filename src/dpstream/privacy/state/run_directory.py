@@ -249,6 +249,11 @@ def _refuse_remains(folder: Path) -> None:
 
 def make_empty(folder: Path) -> None:
     """Make the directory of a run that begins; one that holds another run's remains is refused."""
+    if str(folder).startswith(("s3:/", "gs:/", "az:/")):
+        raise StateError(
+            f"{folder} names a bucket, where only queries of dps.run, dps.run_all and dpstream sql "
+            "keep their state; name a directory"
+        )
     try:
         make_directory(folder, mode=0o700)
     except OSError as error:

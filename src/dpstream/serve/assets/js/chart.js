@@ -1,6 +1,6 @@
 // Values over time with their bands. One plot is made once and only its data change: no flicker.
 import uPlot from "../vendor/uplot/uPlot.esm.js";
-import { BAND } from "./format.js";
+import { ends } from "./format.js";
 import { drawMarks, timeLabels, valueLabels, xRange, yRange } from "./chart_parts.js";
 import { DASHES } from "./slots.js";
 import { colour } from "./theme.js";
@@ -43,12 +43,14 @@ export class Chart {
     const drawn = (value) => (value === null || (log && value <= 0) ? null : value);
     const bottom = Math.min(...every.map((point) => drawn(point.value) ?? Infinity)) / 2;
     for (const { slot, points, before } of lines) {
-      for (const { time, value, stddev } of points) {
+      for (const point of points) {
+        const { time, value } = point;
         const [index, first] = [place.get(time), 1 + EDGES * slot];
         data[first][index] = drawn(value);
-        if (drawn(value) === null || !(stddev >= 0)) continue;
-        data[first + 1][index] = log ? Math.max(bottom, value - BAND * stddev) : value - BAND * stddev;
-        data[first + 2][index] = value + BAND * stddev;
+        const around = drawn(value) === null ? null : ends(point);
+        if (!around) continue;
+        data[first + 1][index] = log ? Math.max(bottom, around[0]) : around[0];
+        data[first + 2][index] = around[1];
       }
       for (const { time, value } of before ?? [])
         data[1 + EDGES * MOST_PICKED + slot][place.get(time)] = drawn(value);

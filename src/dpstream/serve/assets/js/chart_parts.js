@@ -1,5 +1,5 @@
 // Ranges, labels and marks of the chart.
-import { BAND } from "./format.js";
+import { ends } from "./format.js";
 
 /** Show the whole window once three quarters of it are there; before, leave a quarter free for what comes. */
 export function xRange({ times, start, end, zoom }) {
@@ -121,11 +121,13 @@ function drawOpen(plot, { time, value }, colour, surface) {
   ctx.stroke();
 }
 
-function drawBar(plot, { time, value, stddev }, colour) {
-  if (value === null || !(stddev > 0) || plot.scales.y.distr === 3) return;
+function drawBar(plot, point, colour) {
+  const around = ends(point);
+  if (!around || around[0] === around[1] || plot.scales.y.distr === 3) return;
+  const { time } = point;
   const { ctx } = plot;
   const [x, half] = [plot.valToPos(time, "x", true), 5 * devicePixelRatio];
-  const [low, high] = [value - BAND * stddev, value + BAND * stddev].map((end) => plot.valToPos(end, "y", true));
+  const [low, high] = around.map((end) => plot.valToPos(end, "y", true));
   ctx.strokeStyle = colour;
   ctx.lineWidth = 2 * devicePixelRatio;
   ctx.beginPath();

@@ -1,7 +1,7 @@
 // One key in full: its whole text, and its numbers.
 import * as api from "./api.js";
 import { byId, make } from "./dom.js";
-import { moment, withMargin } from "./format.js";
+import { figure, figureText, moment, published, withMargin } from "./format.js";
 import { keyText, wholeText } from "./keys.js";
 import { partNames } from "./spread.js";
 import { watchForm } from "./watch.js";
@@ -53,7 +53,12 @@ export async function openDetail(query, row) {
       "tr",
       {},
       make("th", { scope: "row" }, name),
-      make("td", {}, withMargin(row.values[name], row.stddev[name], row.held)),
+      make(
+        "td",
+        {},
+        figureText({ ...figure(row, name), held: row.held }),
+        make("small", { class: "block quiet" }, published(figure(row, name))),
+      ),
     ),
   );
   for (const { name, list } of query.columns.aggregates) {

@@ -108,6 +108,41 @@ export function changeText(value, stddev, { value: before, stddev: then }) {
   return value - before > 0 && !text.startsWith("0") ? `+${text}` : text;
 }
 
-/** A value with its margin, and whether it repeats an older one. */
-export const withMargin = (value, stddev, held = false) =>
-  `${number(value, BAND * stddev)} ${margin(stddev)}${held ? " held" : ""}`.trim();
+/** One column of a row or point: its value, and what is published beside it. */
+export function figure(row, name) {
+  const of = (kind) => row[kind]?.[name] ?? null;
+  return { value: of("values"), stddev: of("stddev"), low: of("low"), high: of("high") };
+}
+
+/** From where to where the true value is: by its noise, or, where that is not told, the published interval; else null. */
+export function ends({ value, stddev, low, high }) {
+  if (value === null || value === undefined) return null;
+  if (stddev >= 0 && stddev !== null && stddev !== undefined) return [value - BAND * stddev, value + BAND * stddev];
+  return low === null || high === null || low === undefined || high === undefined ? null : [low, high];
+}
+
+/** How exact a figure is: "± 22", or "(0.31 to 0.47)" where only an interval is published. */
+export function exactness(one) {
+  const found = ends(one);
+  if (!found || (one.stddev >= 0 && one.stddev !== null)) return margin(one.stddev ?? null);
+  const error = (found[1] - found[0]) / 2;
+  return `(${number(found[0], error)} to ${number(found[1], error)})`;
+}
+
+/** The interval that is published beside a margin, which may be wider to one side; empty if there is none. */
+export function published({ stddev, low, high }) {
+  if (!(stddev >= 0) || stddev === null || low === null || high === null) return "";
+  return `${number(low, (high - low) / 2)} to ${number(high, (high - low) / 2)}`;
+}
+
+/** The value alone, rounded to what its error lets one know. */
+export function valueText(one) {
+  const found = ends(one);
+  return number(one.value, found ? (found[1] - found[0]) / 2 : 0);
+}
+
+/** A value with its margin or interval, and whether it repeats an older one. */
+export const figureText = (one) => `${valueText(one)} ${exactness(one)}${one.held ? " held" : ""}`.trim();
+
+/** A value with its margin. */
+export const withMargin = (value, stddev, held = false) => figureText({ value, stddev, held });

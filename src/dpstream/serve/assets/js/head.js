@@ -1,7 +1,7 @@
 // The page's head: which query, what it says in one line, which of its numbers.
 import { byId, make, reconcile, write } from "./dom.js";
 import { measureName } from "./spread.js";
-import { BAND, listed, margin, moment, number, parameter, percent } from "./format.js";
+import { exactness, figure, listed, moment, parameter, percent, valueText } from "./format.js";
 
 /** The list of queries; one alone needs no list. */
 export function showQueries(queries, chosen, onChoose) {
@@ -114,8 +114,8 @@ function showNumbers(query, page) {
     create: (one) =>
       make("div", {}, make("dt", {}, measureName(one)), make("dd", {}, make("b"), make("span", { class: "quiet" }))),
     update: (node, { name }) => {
-      write(node.querySelector("b"), number(row.values[name], BAND * row.stddev[name]));
-      write(node.querySelector("span"), margin(row.stddev[name]));
+      write(node.querySelector("b"), valueText(figure(row, name)));
+      write(node.querySelector("span"), exactness(figure(row, name)));
     },
   });
 }

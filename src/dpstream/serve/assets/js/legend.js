@@ -1,6 +1,6 @@
 // The keys in the chart: colour, pattern, value with its margin, and a way out.
 import { byId, make, reconcile, write } from "./dom.js";
-import { changeText, moment, withMargin } from "./format.js";
+import { changeText, figureText, moment } from "./format.js";
 import { keyNode, keyText } from "./keys.js";
 import { appeared } from "./chart_parts.js";
 import { DASHES } from "./slots.js";
@@ -29,8 +29,8 @@ function sample(slot) {
 const valueAt = (line, time) => line.at.get(time);
 
 /** A point's value with its margin, and how it has changed since the window before. */
-export const pointText = ({ value, stddev, held, open, since }) =>
-  [withMargin(value, stddev, held), since ? `(${changeText(value, stddev, since)})` : "", open ? "so far" : ""]
+export const pointText = ({ value, stddev, low, high, held, open, since }) =>
+  [figureText({ value, stddev, low, high, held }), since ? `(${changeText(value, stddev, since)})` : "", open ? "so far" : ""]
     .filter(Boolean)
     .join(" ");
 

@@ -5,7 +5,7 @@ import { Chart } from "./chart.js";
 import { openDetail, startDetail } from "./detail.js";
 import { byId, debounce, make, paced, write } from "./dom.js";
 import { showExplain } from "./explain.js";
-import { count, moment } from "./format.js";
+import { count, figure, moment } from "./format.js";
 import { showHead, showMeasures, showNothing, showQueries } from "./head.js";
 import { pointText, showLegend, showTable } from "./legend.js";
 import { listen, status } from "./live.js";
@@ -126,8 +126,7 @@ const seconds = (text) => (text ? new Date(text).getTime() / 1000 : null);
 const pointsOf = (one, measure, all, moved = 0) =>
   one.points.map((point) => ({
     time: (seconds(all ? (point.start ?? point.time) : point.time) ?? 0) + moved,
-    value: point.values[measure] ?? null,
-    stddev: point.stddev[measure] ?? null,
+    ...figure(point, measure),
     held: point.held ?? false,
     open: all && point.final === false,
   }));

@@ -1,12 +1,13 @@
 // How far users get, and when they come back: funnels as bars that get shorter, cohorts as a grid.
 import * as api from "./api.js";
 import { byId, make, reconcile, write } from "./dom.js";
-import { BAND, margin, number, percent, span, withMargin } from "./format.js";
+import { BAND, count as many, listed, margin, number, percent, span, withMargin } from "./format.js";
 import { keyNode } from "./keys.js";
 
 const MOST_FUNNELS = 6;
-const MOST_COHORTS = 26; // rows of the grid: half a year of weeks
-const MOST_LAGS = 24;
+const MOST_COHORTS = 60; // rows of the grid: five years of months
+const MOST_LAGS = 60;
+const MOST_ROWS = 200; // steps of all funnels that are looked at
 const AT_ONCE = 12; // ids that one question to the feed may name
 
 /** Show what fits the query; `window` is a window's number, or null for the newest. */
@@ -16,10 +17,10 @@ export async function showPeople(query, window) {
     byId("people").hidden = true;
     return;
   }
-  const { rows } = await api.picture(query.name, { window, limit: 200 });
+  const { rows, matched } = await api.picture(query.name, { window, limit: MOST_ROWS });
   const groups = grouped(query, rows);
   byId("people").hidden = !groups.length;
-  if (picture.kind === "funnel") showFunnels(query, groups);
+  if (picture.kind === "funnel") showFunnels(query, groups, matched - rows.length);
   else await showCohorts(query, groups[0]);
 }
 
@@ -50,16 +51,29 @@ function grouped(query, rows) {
   }
   for (const one of found.values()) one.rows.sort((a, b) => a.number - b.number);
   const first = ({ rows: [row] }) => row.values[picture.count] ?? 0;
-  return [...found.values()].sort((a, b) => first(b) - first(a)).slice(0, MOST_FUNNELS);
+  return [...found.values()].sort((a, b) => first(b) - first(a));
 }
 
-function showFunnels(query, groups) {
+const nameOf = ({ row }) => row.key.map((part) => (part === null ? "NULL" : String(part))).join(", ");
+
+/** Which funnels are not drawn, by name where they are few; `unseen`: rows beyond those that were asked for. */
+function funnelsLeftOut(rest, unseen) {
+  if (!rest.length) return "";
+  const few = rest.slice(0, 5).map((group) => `“${nameOf(group).slice(0, 40)}”`);
+  const more = rest.length > few.length ? [`${many(rest.length - few.length, "more", "more")}`] : [];
+  const and = unseen > 0 ? [`those of ${many(unseen, "further row")}`] : [];
+  return ` The ${MOST_FUNNELS} with the most users are drawn. Left out: ${listed([...few, ...more, ...and])}; the list below and a download have them.`;
+}
+
+function showFunnels(query, all, unseen) {
   const { picture } = query;
   const { count } = picture;
+  const groups = all.slice(0, MOST_FUNNELS);
   write(byId("people-title"), "How far they get");
   write(
     byId("people-note"),
-    "Beside each step its share of the step before, and the interval that holds the true share 19 times out of 20. Steps are counted with noise: where nobody goes on, a later step may look larger.",
+    "Beside each step its share of the step before, and the interval that holds the true share 19 times out of 20. Steps are counted with noise: where nobody goes on, a later step may look larger." +
+      funnelsLeftOut(all.slice(MOST_FUNNELS), unseen),
   );
   const high = Math.max(1, ...groups.flatMap(({ rows }) => rows.map((row) => (row.values[count] ?? 0) + BAND * (row.stddev[count] ?? 0))));
   byId("people-grid").hidden = true;
@@ -105,8 +119,9 @@ async function showCohorts(query, group) {
   byId("people-grid").hidden = false;
   const known = (group?.rows ?? []).filter((row) => row.number <= Math.min(lags, MOST_LAGS));
   const asked = [];
+  const most = MOST_COHORTS + lags;
   for (let at = 0; at < known.length; at += AT_ONCE)
-    asked.push(api.cells(query.name, { id: known.slice(at, at + AT_ONCE).map((row) => row.id), window: "all", limit: MOST_COHORTS + lags }));
+    asked.push(api.cells(query.name, { id: known.slice(at, at + AT_ONCE).map((row) => row.id), window: "all", limit: most }));
   const lines = (await Promise.all(asked)).flatMap((answer) => answer.series);
   const [cells, begins] = [new Map(), new Map()];
   lines.forEach((line, place) => {
@@ -116,7 +131,13 @@ async function showCohorts(query, group) {
       cells.set(`${point.window - lag}/${lag}`, point);
     }
   });
-  const cohorts = [...begins.keys()].sort((a, b) => b - a).filter((one) => cells.has(`${one}/0`)).slice(0, MOST_COHORTS);
+  const begun = [...begins.keys()].sort((a, b) => b - a).filter((one) => cells.has(`${one}/0`));
+  const cohorts = begun.slice(0, MOST_COHORTS);
+  const cut = [
+    begun.length > cohorts.length || lines.some((line) => line.points.length >= most) ? `cohorts before the newest ${MOST_COHORTS}` : "",
+    lags > MOST_LAGS ? `periods after the first ${MOST_LAGS}` : "",
+  ].filter(Boolean);
+  if (cut.length) write(byId("people-note"), `${byId("people-note").textContent} Left out here: ${listed(cut)}; a download has them.`);
   const columns = known.map((row) => row.number);
   const head = make(
     "tr",

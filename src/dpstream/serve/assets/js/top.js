@@ -1,6 +1,6 @@
 // The keys of the newest release, largest first, with error bars and whether their order can be trusted.
 import { byId, make, reconcile, write } from "./dom.js";
-import { BAND, count, margin, number } from "./format.js";
+import { count, ends, exactness, figure, valueText } from "./format.js";
 import { keyNode, keyText } from "./keys.js";
 import { strip } from "./spread.js";
 import { PAGE } from "./view.js";
@@ -33,12 +33,12 @@ export class TopKeys {
   #rescale(answer, measure, search) {
     const of = `${answer.query}/${answer.window}/${measure}`;
     if (this.scale.of !== of) this.scale = { of, low: 0, high: 0 };
-    const ends = answer.rows.flatMap((row) => {
-      const [value, spread] = [row.values[measure] ?? 0, BAND * (row.stddev[measure] ?? 0)];
-      return [value - spread, value + spread];
+    const reached = answer.rows.flatMap((row) => {
+      const one = figure(row, measure);
+      return [one.value ?? 0, ...(ends(one) ?? [])];
     });
     const fresh = answer.offset === 0 && !search;
-    const [low, high] = [Math.min(0, ...ends), Math.max(0, ...ends)];
+    const [low, high] = [Math.min(0, ...reached), Math.max(0, ...reached)];
     this.scale.low = fresh ? low : Math.min(this.scale.low, low);
     this.scale.high = fresh ? high : Math.max(this.scale.high, high);
   }
@@ -76,22 +76,24 @@ export class TopKeys {
     node.row = row;
     strip(node.querySelector(".strip"), bins ? row.lists?.[measure] : null);
     for (const part of [".bar > .fill", ".bar > .whisker"]) node.querySelector(part).hidden = bins;
-    const [value, stddev] = [row.values[measure], row.stddev[measure]];
+    const one = figure(row, measure);
+    const value = one.value ?? 0;
+    const [from, to] = ends(one) ?? [value, value];
     const slot = slots.of(row.id);
     node.className = slot === undefined ? "row" : `row picked s${slot + 1}`;
     node.querySelector(".pick").checked = slot !== undefined;
     write(node.querySelector(".rank"), rank === null ? "" : String(rank));
-    write(node.querySelector(".value b"), bins ? "" : number(value, BAND * stddev));
-    write(node.querySelector(".value small"), bins ? "" : `${margin(stddev)}${row.held ? " held" : ""}`);
+    write(node.querySelector(".value b"), bins ? "" : valueText(one));
+    write(node.querySelector(".value small"), bins ? "" : `${exactness(one)}${row.held ? " held" : ""}`);
     node.querySelector(".tie").hidden = row.ordered !== false || last;
     const { low, high } = this.scale;
     const at = (point) => `${((Math.min(high, Math.max(low, point)) - low) / (high - low || 1)) * 100}%`;
     const style = node.querySelector(".bar").style;
     style.setProperty("--zero", at(0));
-    style.setProperty("--from", at(Math.min(0, value ?? 0)));
-    style.setProperty("--to", at(Math.max(0, value ?? 0)));
-    style.setProperty("--low", at((value ?? 0) - BAND * (stddev ?? 0)));
-    style.setProperty("--high", at((value ?? 0) + BAND * (stddev ?? 0)));
+    style.setProperty("--from", at(Math.min(0, value)));
+    style.setProperty("--to", at(Math.max(0, value)));
+    style.setProperty("--low", at(from));
+    style.setProperty("--high", at(to));
   }
 
   #notes(answer, search) {
