@@ -18,6 +18,7 @@ from scipy.cluster.vq import kmeans2
 
 from benchmarks.dpi_findings import (
     BOUNDED,
+    COUNTED,
     WIDE,
     loss_rows,
     parameter_rows,
@@ -41,6 +42,7 @@ from benchmarks.dpi_runs import (
     mean_squared,
 )
 from benchmarks.harness import Findings, Progress, Row, target
+from benchmarks.isolation_forest import isolation_scores
 from benchmarks.streams import Stream
 from dpstream.errors import BudgetExceeded
 from dpstream.evaluate.trials import fixed_noise
@@ -218,6 +220,9 @@ def application_rows(stream: Stream, *, runs: int, pool_size: int) -> list[Row]:
     """Figures 5 and 6 of the paper: what is done with releases, beside the same done with the data.
 
     `sudden`: of the slots that stand out from the 24 before them, a 20th, how many are found;
+    `isolated`, `isolated_slots`: of the tenth of the bins (by their mean shares in the tenths of
+    the stream) and the 20th of the slots (by all shares) that an isolation forest finds in the
+    data;
     `ranked`: of the tenth of the bins that rank first in the last slot by the first five singular
     vectors of all slots; `clustered`: how often two bins are together, or apart, in three clusters
     (k-means) of the bins' courses, in both or in none.
@@ -227,6 +232,7 @@ def application_rows(stream: Stream, *, runs: int, pool_size: int) -> list[Row]:
     truth = distributions(stream.block)
     wanted = _applied(truth)
     forms: dict[str, Any] = {name: FORMS[name] for name in ("Algorithm 3", "default")}
+    forms[COUNTED] = BOUNDED | {"publish": "histogram"}
     rows = []
     for name, parameters in forms.items():
         scaled = _parameters(parameters, truth.shape[1])
@@ -235,7 +241,7 @@ def application_rows(stream: Stream, *, runs: int, pool_size: int) -> list[Row]:
         for run in range(runs):
             noise = fixed_noise(f"dpi applied {stream.name} {name}", run)
             values = release(mechanism, stream.block, **noise).values
-            values = without_dummies(values, scaled.get("dummy_rows", 0))
+            values = without_dummies(values, 0 if name == COUNTED else scaled["dummy_rows"])
             found.append([float(np.mean(a[b])) for a, b in _compared(_applied(values), wanted)])
         means = dict(zip(APPLIED, np.median(found, axis=0).tolist(), strict=True))
         about = {"part": "applied", "stream": stream.name, "epsilon": TIME_EPSILON, "form": name}
@@ -243,12 +249,12 @@ def application_rows(stream: Stream, *, runs: int, pool_size: int) -> list[Row]:
     return rows
 
 
-APPLIED: Final = ("sudden", "ranked", "clustered")
+APPLIED: Final = ("sudden", "isolated", "isolated_slots", "ranked", "clustered")
 _RECENT, _RANK, _CLUSTERS = 24, 5, 3
 
 
 def _applied(pdfs: Reals) -> list[Any]:
-    """Marks of sudden slots, of bins that rank first, and of pairs of bins in one cluster."""
+    """Marks of outlying slots and bins, of first bins, and of pairs of bins in one cluster."""
     slots, bins = pdfs.shape
     sums = np.vstack([np.zeros(bins), np.cumsum(pdfs, axis=0)])
     first = np.maximum(np.arange(slots) - _RECENT, 0)
@@ -259,7 +265,14 @@ def _applied(pdfs: Reals) -> list[Any]:
     ranked = (left[-1, :_RANK] * sizes[:_RANK]) @ right[:_RANK]
     courses = pdfs.T / np.maximum(np.linalg.norm(pdfs, axis=0), 1e-12)[:, None]
     _, label = kmeans2(courses, _CLUSTERS, seed=0, minit="++")
-    return [_top(away, slots // 20), _top(ranked, bins // 10), label[:, None] == label[None, :]]
+    tenths = np.array([part.mean(axis=0) for part in np.array_split(pdfs, _TENTHS)])
+    return [
+        _top(away, slots // 20),
+        _top(isolation_scores(tenths.T), bins // 10),
+        _top(isolation_scores(pdfs), slots // 20),
+        _top(ranked, bins // 10),
+        label[:, None] == label[None, :],
+    ]
 
 
 def _top(scores: Reals, number: int) -> npt.NDArray[np.bool_]:
@@ -270,8 +283,8 @@ def _top(scores: Reals, number: int) -> npt.NDArray[np.bool_]:
 
 def _compared(found: list[Any], wanted: list[Any]) -> Iterator[tuple[Any, Any]]:
     """What is found, where it is wanted; of clusters, whether pairs agree, everywhere."""
-    yield from zip(found[:2], wanted[:2], strict=True)
-    yield found[2] == wanted[2], np.ones_like(wanted[2])
+    yield from zip(found[:-1], wanted[:-1], strict=True)
+    yield found[-1] == wanted[-1], np.ones_like(wanted[-1])
 
 
 def time_rows(stream: Stream, epsilon: float, name: str, values: Reals, truth: Reals) -> list[Row]:

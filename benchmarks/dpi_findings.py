@@ -32,7 +32,7 @@ DUMMY_ROWS: Final = 1_000
 """A tenth of a public guess of a slot's rows, where bins are few."""
 
 BOUNDED: Final[dict[str, Any]] = {"rows_per_user": 1, "dummy_rows": DUMMY_ROWS}
-DEFAULT, LAST_DRAW = "default", "sparse slots, last draw"
+DEFAULT, LAST_DRAW, COUNTED = "default", "sparse slots, last draw", "noisy histograms"
 MOVING: Final = ("moving bump", "t-drive")
 """Streams on which the best sparse schedule is looked for."""
 
@@ -50,7 +50,11 @@ def spread_rows(stream: Stream, epsilons: Sequence[float], *, runs: int) -> Iter
     truth = distributions(stream.block)
     uniform = float(divergence(np.full(truth.shape, 1 / truth.shape[1]), truth).mean())
     dummy = max(DUMMY_ROWS, 100 * truth.shape[1] if truth.shape[1] >= WIDE else 0)
-    forms: dict[str, dict[str, Any]] = {DEFAULT: {}, LAST_DRAW: {"allocation": "sparse"}}
+    forms: dict[str, dict[str, Any]] = {
+        DEFAULT: {},
+        LAST_DRAW: {"allocation": "sparse"},
+        COUNTED: {"publish": "histogram"},
+    }
     for epsilon in epsilons:
         for name, parameters in forms.items():
             facts: dict[str, Any] = {"rows_per_user": 1, "dummy_rows": dummy} | parameters
@@ -67,7 +71,8 @@ def _spread(stream: Stream, dpi: Dpi, truth: Reals, runs: int, uniform: float) -
     found, released, together, paid = [], [], [], []
     for run in range(runs):
         series = release(dpi, stream.block, **fixed_noise(_name(stream, dpi), run))
-        values = without_dummies(series.values, dpi.dummy_rows)
+        counted = dpi.publish == "histogram"  # counts have no dummy rows
+        values = series.values if counted else without_dummies(series.values, dpi.dummy_rows)
         found.append(float(divergence(values, truth).mean()))
         released.append(float(divergence(series.values, truth).mean()))
         together.append(float(_accumulated(values, stream.block).mean()))
@@ -84,7 +89,8 @@ def _spread(stream: Stream, dpi: Dpi, truth: Reals, runs: int, uniform: float) -
 
 
 def _name(stream: Stream, dpi: Dpi) -> str:
-    return f"dpi {stream.name} {float(dpi.epsilon)} {dpi.allocation}"
+    counted = " counted" if dpi.publish == "histogram" else ""
+    return f"dpi {stream.name} {float(dpi.epsilon)} {dpi.allocation}{counted}"
 
 
 def _accumulated(values: Reals, block: Any) -> Reals:
@@ -158,7 +164,7 @@ _ENOUGH: Final = 20
 def spread_notes(rows: Sequence[Row]) -> list[str]:
     """Strictly closer, by form; on even streams nothing can be closer."""
     found = []
-    for form in (DEFAULT, LAST_DRAW):
+    for form in (DEFAULT, LAST_DRAW, COUNTED):
         cells = [row for row in rows if row["part"] == "spread" and row["form"] == form]
         closer = [row for row in cells if row["kl"] * _SAME < row["uniform_kl"]]
         same = [row for row in cells if abs(row["kl"] / row["uniform_kl"] - 1) <= _SAME - 1]
@@ -180,8 +186,11 @@ PARAMETERS: Final[dict[str, dict[str, Any]]] = {
     "zeta 0.5": {"series": "dilogarithm", "decay_rate": "0.5"},
     "pool of 100": {"pool_size": 100},
     "pool of 4,000": {"pool_size": 4_000},
+    "16 groups of bins": {"queries": (16,)},
+    "4 groups of bins": {"queries": (4,)},
+    "three queries": {"queries": (100, 16, 4)},
 }
-"""Figure 3 of the paper, and the size of the pool."""
+"""Figure 3 of the paper, the size of the pool, and hierarchical queries (100 bins)."""
 
 
 def parameter_rows(stream: Stream, *, epsilon: float, runs: int) -> Iterator[Row]:
@@ -224,17 +233,17 @@ def statistics_rows(epsilons: Sequence[float], *, runs: int) -> Iterator[Row]:
     wanted = _statistics(truth)
     even = np.full(truth.shape, 1 / truth.shape[1])
     for epsilon in epsilons:
-        dpi = Dpi(epsilon=epsilon, **BOUNDED)
-        figures = []
-        for run in range(runs):
-            values = release(dpi, stream.block, **fixed_noise(_name(stream, dpi), run)).values
-            values = without_dummies(values, DUMMY_ROWS)
-            figures.append(_off(_statistics(values), wanted))
+        found = {"uniform": _off(_statistics(even), wanted)}
+        for form, more in ((DEFAULT, {}), (COUNTED, {"publish": "histogram"})):
+            dpi = Dpi(epsilon=epsilon, **BOUNDED | more)
+            figures = []
+            for run in range(runs):
+                values = release(dpi, stream.block, **fixed_noise(_name(stream, dpi), run)).values
+                values = values if more else without_dummies(values, DUMMY_ROWS)
+                figures.append(_off(_statistics(values), wanted))
+            found[form] = tuple(np.median(figures, axis=0).tolist())
         about = {"part": "statistics", "stream": stream.name, "epsilon": epsilon, "runs": runs}
-        for form, (sums, mean) in (
-            (DEFAULT, np.median(figures, axis=0).tolist()),
-            ("uniform", _off(_statistics(even), wanted)),
-        ):
+        for form, (sums, mean) in found.items():
             yield about | {"form": form, "sum_error": sums, "mean_error": mean}
 
 

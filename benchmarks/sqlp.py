@@ -16,7 +16,7 @@ from typing import Any, Final
 from benchmarks import sqlp_runs as runs
 from benchmarks.click_log import ClickLog, records_of
 from benchmarks.harness import Findings, Progress, Row, target
-from benchmarks.sqlp_logs import day, forum, logs
+from benchmarks.sqlp_logs import day, forum, logs, ratings
 from benchmarks.sqlp_runs import METRICS, PUBLISHED
 
 LATCHED: Final = "latched"
@@ -170,6 +170,7 @@ def measure(*, quick: bool, progress: Progress) -> Findings:
     for triggers in size.triggers:
         work.next(f"table 2, {triggers} triggers")
         rows += forum(users=size.posters, triggers=triggers)
+        rows += ratings(triggers=triggers)
     if not quick:
         work.next("debias on real logs")
         rows += logs()

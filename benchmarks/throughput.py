@@ -15,9 +15,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -113,11 +114,14 @@ def measure(*, quick: bool, progress: Progress) -> Findings:
     progress(total, total, "a join")
     joined = _joined(plan.joined, plan.rounds)
     rows = [_row(lane, lanes) for lane in lanes]
+    progress(total, total, "more and more cores")
+    by_cores = [row for cores in _cores() for row in _on_cores(cores, plan)]
     cores, sync = len(os.sched_getaffinity(0)), _sync_ms()
     return Findings(
-        rows=[*rows, joined],
+        rows=[*rows, joined, *by_cores],
         targets=[
             *targets(rows, plan.one_shot, plan.spark),
+            *targets_of_cores(by_cores),
             target(
                 f"share of the speed that a join to {_PAGES:,} rows costs",
                 joined["cost"],
@@ -206,6 +210,62 @@ def _joined(records: int, rounds: int) -> Row:
     }
 
 
+def _cores() -> list[int]:
+    """1, 2, 4 and so on, and as many as there are."""
+    every = len(os.sched_getaffinity(0))
+    return sorted({every, *(2**n for n in range(every.bit_length()) if 2**n < every)})
+
+
+def _on_cores(cores: int, plan: Plan) -> Iterator[Row]:
+    """Ours, the distinct count and the plain group-by on the first `cores` cores, in turns."""
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, set(sorted(allowed)[:cores]))  # what is started here inherits it
+    try:
+        for records in plan.sizes:
+            lanes = [Lane(library=name, records=records, what="") for name in (OURS, *_RIVALS)]
+            with started("group_by_counts") as peers:
+                for _ in range(plan.rounds):
+                    for lane in lanes:
+                        _take(lane, None if lane.library == OURS else peers)
+            yield {
+                "records": records,
+                "library": f"{OURS}, by cores",
+                "what": f"on {cores} cores",
+                "cores": cores,
+                "note": next((lane.note for lane in lanes if lane.note), ""),
+            } | {
+                f"{lane.library} s": min((one["seconds"] for one in lane.seen), default=None)
+                for lane in lanes
+            }
+    finally:
+        os.sched_setaffinity(0, allowed)
+
+
+def targets_of_cores(rows: Sequence[Row]) -> list[Row]:
+    """Ours beside the distinct count over a large log, a small log, and cores that only help."""
+    found = {(row["cores"], row["records"]): row for row in rows}
+    judged: list[Row] = []
+    for cores, bound in DISTINCT_TIMES.items():
+        row = found.get((cores, LARGE), {"note": "no such log, or no so many cores, in this run"})
+        ours, theirs = row.get(f"{OURS} s"), row.get(f"{_RIVALS[0]} s")
+        value = ours / theirs if ours and theirs else None
+        name = f"times polars' distinct count, {LARGE:,} records, {cores} cores"
+        judged.append(target(name, value, "<=", bound, reason=_why(row)))
+    for records in dict.fromkeys(row["records"] for row in rows):
+        seconds = [row[f"{OURS} s"] for row in rows if row["records"] == records]
+        slower = [after / before for before, after in pairwise(seconds) if before and after]
+        judged.append(
+            target(
+                f"time after more cores over that before, {records:,} records",
+                max(slower, default=None),
+                "<=",
+                NO_SLOWER,
+                reason="there is one core, or a run failed",
+            )
+        )
+    return judged
+
+
 def _ours(records: int, *, keys: int = 1_000_000, table: Path | None = None) -> dict[str, Any]:
     logs = [click_log.files(ClickLog(records=size, keys=keys)) for size in (records, _WARM_UP)]
     command = [sys.executable, "-m", "benchmarks.throughput_run", *map(str, logs)]
@@ -276,6 +336,10 @@ PER_SECOND: Final = 3_000_000
 TIMES: Final = {"opendp": 15, "pipeline-dp": 30}
 FLAT: Final = (10_000_000, 60_000_000, 1.3)
 JOIN_COST: Final = 0.3
+_RIVALS: Final = ("polars, distinct", "polars")
+DISTINCT_TIMES: Final = {2: 0.75, 4: 0.85, 16: 1.5}
+NO_SLOWER: Final = 1.05
+LARGE: Final = 60_000_000
 
 
 def targets(rows: list[Row], one_shot: int, spark: int) -> list[Row]:

@@ -56,6 +56,7 @@ WANTED = {
     "dpi_summed_score",
     "dpi_charged_once",
     "dpi_gaps_of_data",
+    "dpi_histogram_unbounded",
     "dpi_rows_unbounded",
     "debias_units_not_capped",
     "debias_noise_for_one_row",

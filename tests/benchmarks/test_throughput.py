@@ -168,8 +168,14 @@ def test_a_run_without_peers_measures_ours(tmp_path):
     assert joined["cost"] < 1
     assert joined["cost_in_processor_time"] < 1
     open_ones = [one for one in result["targets"] if one["reached"] is None]
-    assert len(open_ones) == 6
-    assert sum("must name a Python" in one["reason"] for one in open_ones) == 5
+    ratios = [one for one in open_ones if "distinct" in one["name"]]
+    assert len(ratios) == 3
+    rest = [one for one in open_ones if one not in ratios and "more cores" not in one["name"]]
+    assert len(rest) == 6
+    assert sum("must name a Python" in one["reason"] for one in rest) == 5
+    by_cores = [row for row in result["rows"] if row["library"] == "dpstream, by cores"]
+    assert {row["cores"] for row in by_cores} == set(throughput._cores())
+    assert all(row["dpstream s"] > 0 for row in by_cores)
     assert [done for done, *_ in steps] == sorted(done for done, *_ in steps)
     assert steps[-1][:2] == (9, 9)
     assert str(tmp_path) not in (tmp_path / "out" / "throughput.json").read_text()
@@ -225,11 +231,11 @@ def test_peers_count_every_row():
     keys = click_log.about(click_log.files(log))["keys"]
     lane = throughput.Lane(library="", records=3_000, what="", asked={"files": 24})
 
-    for library in ("polars", "opendp", "pipeline-dp"):
+    for library in ("polars", "polars, distinct", "opendp", "pipeline-dp"):
         lane.library = library
         with peers.started("group_by_counts") as asked:
             answer = throughput._theirs(asked, lane, 3_000)
-        assert answer["keys"] == (keys if library == "polars" else 0)  # all are below a threshold
+        assert answer["keys"] == (keys if "polars" in library else 0)  # all are below a threshold
         assert answer["seconds"] > 0
         assert answer["peak_mb"] > 0
 
@@ -240,7 +246,11 @@ def test_every_ratio_is_judged_when_peers_are_there(tmp_path):
     """With the peers present only the sizes of a full run stay open; Spark finds every key."""
     result = bench.run("throughput", quick=True, out=tmp_path / "out")
 
-    left = [one["name"] for one in result["targets"] if one["reached"] is None]
+    left = [
+        one["name"]
+        for one in result["targets"]
+        if one["reached"] is None and "cores" not in one["name"]
+    ]
     assert left == ["time per record, 60,000,000 over 10,000,000 records"]
     spark, polars = (
         next(r for r in result["rows"] if r["library"] == name and r["records"] == 3_000)
@@ -249,3 +259,19 @@ def test_every_ratio_is_judged_when_peers_are_there(tmp_path):
     assert spark["keys"] == polars["keys"]
     assert spark["peak_mb"] > 0
     assert {"opendp", "pipeline-dp", "polars", "pyspark"} <= set(result["peers"])
+
+
+def test_cores_that_make_a_run_slower_miss_the_target():
+    """The ratio is of the largest log, with the peer on the same cores."""
+
+    def of(cores, records, ours, theirs):
+        times = {"dpstream s": ours, "polars, distinct s": theirs}
+        return {"cores": cores, "records": records, "note": ""} | times
+
+    most = 60_000_000
+    rows = [of(1, 10, 4.0, 9.0), of(1, most, 9.0, 9.0), of(2, 10, 4.4, 1.0), of(2, most, 6.0, 10.0)]
+    judged = throughput.targets_of_cores(rows)
+
+    assert [(one["value"], one["reached"]) for one in judged] == [
+        (0.6, True), (None, None), (None, None), (4.4 / 4.0, False), (6 / 9, True),
+    ]  # fmt: skip

@@ -1,6 +1,8 @@
 """The sum of rows that proposed bounds leave out: what it reads, what it costs, what is kept."""
 
 import math
+from contextlib import closing
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -137,3 +139,17 @@ def test_what_was_measured_is_what_is_said(tmp_path):
     assert abs(found.left_out - truth) < 9 * noise
     assert bias == pytest.approx(found.left_out)
     assert chosen.rows != bounds[1] or chosen.left_out == found.left_out
+
+
+def test_a_query_beside_paid_bounds_is_told_to_set_the_budget(tmp_path):
+    """A book that bounds have opened has no budget for it; once it is set, the query runs."""
+    table = orders(units=400)
+    dps.bounds(asked_of(), table, epsilon=0.1, ledger=tmp_path / "book", dataset="orders")
+    book = {"ledger": tmp_path / "book", "dataset": "orders"}
+    query = replace(asked_of(), max_groups_contributed=2)
+    with pytest.raises(dps.BudgetExceeded, match=r"bounds that opened it.*ledger grow"):
+        list(dps.run(query, table, **book))
+    with closing(dps.Ledger(tmp_path / "book")) as ledger:
+        ledger.grow("orders", query.promise(epsilon=9, delta=1e-6), because="agreed", who="ana")
+
+    assert len(list(dps.run(query, table, **book))) == 1

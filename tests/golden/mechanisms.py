@@ -46,6 +46,9 @@ CASES = {
     "dpi/adaptive": lambda m: m.Dpi(
         epsilon=1000, rows_per_user=1, dummy_rows=2, pool_size=60, gap=2,
     ),
+    "dpi/histogram": lambda m: m.Dpi(
+        epsilon=100, rows_per_user=1, gap=2, publish="histogram",
+    ),
     "dpi/ranges": lambda m: m.Dpi(
         epsilon=1, rows_per_user=1, dummy_rows=20, pool_size=60,
         allocation="ranges", series="telescoping", queries=(3,),

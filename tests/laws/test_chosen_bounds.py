@@ -219,6 +219,22 @@ def test_histograms_of_rows_and_values_are_of_one_group_and_one_row_each():
     assert sum(max(sizes[unit].values()) > 4 for unit in sizes) > 3
 
 
+def test_rows_of_one_group_are_counted_over_all_steps():
+    """Users with one group of a known size each, in rows of both hours of a window."""
+    sizes = np.repeat([1, 2, 3, 5, 9, 40], [30, 25, 20, 15, 10, 5])
+    who = np.repeat(np.arange(len(sizes)), sizes)
+    ts = np.arange(len(who)) * 977 % (2 * HOUR)
+    rows = pa.table(
+        {"user": [f"u{n}" for n in who], "key": ["k"] * len(who), "ts": ts, "seen": ts, "x": ts}
+    )
+    plan = plan_query(asked(**ALL_CHOSEN))
+    groups, of_rows = plan.query.candidates[:2]
+    first = record_query(plan, rows).histograms[2]  # of the first period, by its last window
+
+    expected = np.bincount(np.searchsorted(of_rows.edges, sizes), minlength=len(of_rows.bins))
+    assert first[len(groups.bins) :][: len(of_rows.bins)] == tuple(expected)
+
+
 def test_chosen_clamps_are_what_sums_are_made_of():
     """Made anew from rows, the exact sums are those of the clamps of each period."""
     facts = {

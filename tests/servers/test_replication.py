@@ -454,3 +454,18 @@ def test_kill_minus_nine_of_either_side(postgres, connection, tmp_path):
 
     assert len(found[0]) >= 8
     assert found[1] == found[0]
+
+
+def test_a_stream_that_nobody_has_read_for_long(table):
+    """The server ends it, and the next read goes on where the last one was."""
+    table.sql("ALTER ROLE dpstream IN DATABASE postgres SET wal_sender_timeout = '200ms'")
+    try:
+        table.put("a")
+        with closing(table.open()) as source:
+            read = read_all(source, 1)
+            asked = "SELECT 1 FROM pg_replication_slots WHERE slot_name = %s AND active"
+            until(lambda: table.sql(asked, (table.name,)).fetchone() is None)
+            table.put("b")
+            assert users(read_all(source, 2, {source.partitions()[0]: read})) == ["a", "b"]
+    finally:
+        table.sql("ALTER ROLE dpstream IN DATABASE postgres RESET wal_sender_timeout")

@@ -348,6 +348,14 @@ def _from_rows(epsilon: int) -> Dpi:
     return Dpi(epsilon=epsilon, rows_per_user=1, dummy_rows=9, **_LINEAR)
 
 
+def _counts_of_slots(epsilon: Fraction) -> Dpi:
+    return Dpi(epsilon=epsilon, rows_per_user=1, gap=1, publish="histogram")
+
+
+_IN_FIRST_SLOTS = _user_in_slots("a row in each of 3 slots", 3, (40, 2_000), 1)
+_TWENTY_IN_FIRST_SLOTS = _user_in_slots("20 rows in each of 3 slots", 3, (40, 2_000), 20)
+
+
 def _user(others: int) -> Pair:
     """Nobody else moves the distribution most within the bound, many others most without it."""
     return Pair(
@@ -380,6 +388,13 @@ def mechanism_targets() -> Catalogue:
             SequentialRuns(mechanism=Dpi(epsilon=LARGE_EPSILON, **_ADAPTIVE)),
             dominating_user(8),
             **large,
+        ),
+        dpi_histogram=target(
+            "DPI that publishes noisy counts of few slots, a row of a user in each.",
+            SequentialRuns(mechanism=_counts_of_slots(Fraction(2))),
+            _IN_FIRST_SLOTS,
+            epsilon=2.0,
+            runs=(1_000, 10_000),
         ),
         dpi_rows=target(
             "DPI from rows: one of a user a slot, nine dummy rows.",
@@ -606,6 +621,12 @@ def mechanism_controls() -> Catalogue:
             SequentialRuns(mechanism=DpiGapsOfData(epsilon=1, **_ADAPTIVE)),
             dominating_user(8),
             runs=(150, 1_000),
+        ),
+        dpi_histogram_unbounded=_control(
+            "DPI that publishes noisy counts, charged for a row a slot and given twenty.",
+            SequentialRuns(mechanism=_counts_of_slots(Fraction(1))),
+            _TWENTY_IN_FIRST_SLOTS,
+            runs=(400, 2_000),
         ),
         dpi_rows_unbounded=_control(
             "DPI charged for one row of a user a slot, and given all of them.",

@@ -61,10 +61,11 @@ class Asked:
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What was asked, and the noisy sum."""
+    """What was asked, the noisy sum, and the standard deviation of its noise."""
 
     asked: Asked
     rows: float
+    stddev: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,7 +200,8 @@ def kept_sum(folder: Path, plan: Mapping[str, Any]) -> Measured | None:
 
 def measured_sum(table: pa.Table, about: Asked) -> Measured:
     """What was published of the sum."""
-    return Measured(asked=about, rows=max(float(table[LOST][0].as_py()), 0.0))
+    rows, stddev = (float(table[name][0].as_py()) for name in (LOST, f"{LOST}_stddev"))
+    return Measured(asked=about, rows=max(rows, 0.0), stddev=stddev)
 
 
 def read_plan(folder: Path) -> dict[str, Any] | None:

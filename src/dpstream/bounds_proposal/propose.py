@@ -72,6 +72,8 @@ _MOST_ROWS: Final = 64
 _SURE: Final = 3.0  # standard deviations above which there are units of a sign
 _READ_AS: Final = bytes(16)  # the run of hashes in a measurement that is kept or public
 _MOST_TIMES: Final = 4.0  # that a measured loss may differ from the fitted one, for other bounds
+_SEEN: Final = 2.0  # deviations of a sum, from which on some rows are left out for sure, or nearly
+_BEYOND: Final = 0.5  # of what is fitted beyond its cut, which may be nothing or twice that
 _FEW_REPEATS, _FEW_GIANTS = 10.0, 30.0  # `rare` of rows in a group, and of values
 Clamps = tuple[float, float]
 
@@ -551,8 +553,11 @@ class _Log:
     def corrected(self, lost: Measured) -> _Log:
         """The log as a sum of lost rows shows it: told for its bounds, scaled for others."""
         bounds, found = (lost.asked.groups, lost.asked.rows), copy(self)
-        fitted = 1 - self.kept(*bounds)
-        share = min(lost.rows / self.total, 1.0) if self.total else 0.0
+        fitted, rows = 1 - self.kept(*bounds), lost.rows
+        if rows > _SEEN * lost.stddev:
+            by_unit, units = self.losses(*bounds)
+            rows += _BEYOND * float(units @ np.maximum(by_unit - lost.asked.cut, 0.0))
+        share = min(rows / self.total, 1.0) if self.total else 0.0
         found._lost = (*bounds, share)
         if fitted > 0:
             found._times = min(max(share / fitted, 1 / _MOST_TIMES), _MOST_TIMES)

@@ -315,6 +315,13 @@ def distribution_change(*, rows: int | None, dummy_rows: int = 0) -> Fraction:
 
 
 @cache
+def user_histogram_change(rows: int) -> Fraction:
+    """L1 change of a step's histogram, when at most `rows` rows of a user in it come or go."""
+    _at_least_one(rows=rows)
+    return Fraction(rows)
+
+
+@cache
 def score_change(change: Fraction, *, bins: int, grid: int, span: int, steps: int) -> Fraction:
     """How far one step's score of a synopsis moves, in score steps, when its distribution does.
 

@@ -45,6 +45,7 @@ def kind(call):
         {"allocation": "in_order"},
         {"allocation": "sparse"},
         {"gap": 1},
+        {"gap": 1, "publish": "histogram"},
         {"gap": 2, "publish": "synopsis", "series": "telescoping"},
         {"gap": 1, "queries": (8, 2), "half_life": 3},
         {"series": "dilogarithm", "decay_rate": 0.5, "allocation": "ranges"},

@@ -22,6 +22,7 @@ from dpstream.mechanisms.infinite.budget_series import (
     allocation,
     budget_series,
 )
+from dpstream.mechanisms.infinite.noisy_histograms import KEPT, distribution
 from dpstream.mechanisms.infinite.posterior import Posterior
 from dpstream.mechanisms.infinite.synopsis_pool import (
     GRID,
@@ -38,7 +39,12 @@ from dpstream.mechanisms.infinite.synopsis_pool import (
 from dpstream.privacy.accounting.promises import ALL_ROWS
 from dpstream.privacy.amounts import Amount, exact, on_grid, positive
 from dpstream.privacy.ledger.charges import Terms
-from dpstream.privacy.sensitivity import distribution_change, score_change, score_sum_change
+from dpstream.privacy.sensitivity import (
+    distribution_change,
+    score_change,
+    score_sum_change,
+    user_histogram_change,
+)
 from dpstream.privacy.state.serial import storable
 from dpstream.records import Integers, Reals, Release
 
@@ -177,6 +183,10 @@ class DpiState:
     """What the draws say of each synopsis, where the posterior mean is published."""
     values: Reals = field(default_factory=lambda: np.zeros(0))
     """What was published last."""
+    histograms: Integers = field(default_factory=lambda: np.zeros((0, 0), dtype=np.int64))
+    """The newest noisy histograms, one a row, where they take the pool's place."""
+    scales: Reals = field(default_factory=lambda: np.zeros(0))
+    """Those of their noise."""
 
 
 _KEYS = """
@@ -184,7 +194,8 @@ _KEYS = """
     error_bound overfitting_bound decay_rate rate half_life seed publish gap
 """
 _GAP: Final = 32
-PUBLISHED: Final = ("posterior", "synopsis")
+PUBLISHED: Final = ("posterior", "synopsis", "histogram")
+_FEW_SLOTS: Final = ("adaptive", "sparse")
 _MOVED: Final = 0.15  # L1 distance of two releases from which the stream is taken to move
 
 
@@ -206,11 +217,13 @@ class Dpi(MechanismBase, identity="dpi", keys=_KEYS):
     `series`, `gap`, `rate`, `decay_rate`: how the budget is spread over the slots (`adaptive`
     publishes at gaps of at least `gap` slots, more often where releases move; `random` is the
     paper's Algorithm 3 with Lambda = `rate`, `ranges` its Algorithm 4); `publish`: what the draws
-    so far say of the distribution ("posterior") or the synopsis that was drawn last, as in the
-    paper ("synopsis"); `error_bound` (lambda) and `overfitting_bound` (mu): errors that count as
-    none, and the span to the worst; `queries`: groupings of the bins to answer, by default every
-    bin by itself; with several of them half of each slot's budget chooses among them;
-    `half_life`: slots after which the past counts half, by default never.
+    so far say of the distribution ("posterior"), the synopsis that was drawn last, as in the paper
+    ("synopsis"), or, without a pool, noisy counts of the slots that pay, smoothed over time
+    ("histogram"; far closer where rows are bounded); `error_bound` (lambda) and
+    `overfitting_bound` (mu): errors that count as none, and the span to the worst; `queries`:
+    groupings of the bins to answer, by default every bin by itself; with several of them half of
+    each slot's budget chooses among them; `half_life`: slots after which the past counts half, by
+    default never.
 
     >>> from dpstream import release
     >>> dpi = Dpi(epsilon=1, rows_per_user=1, dummy_rows=50, pool_size=200, gap=3)
@@ -271,7 +284,22 @@ class Dpi(MechanismBase, identity="dpi", keys=_KEYS):
                 f"publish='posterior' follows draws for one query; got {len(self.queries)} queries;"
                 " ask for one, or publish='synopsis'"
             )
+        if self.publish == "histogram":
+            self._check_histogram()
         self._plan(self._scoring.change(self.pdf_change, 2))
+
+    def _check_histogram(self) -> None:
+        if self.rows_per_user is None:
+            raise InvalidParameter(
+                "publish='histogram' adds noise to counts, which a user may change by all rows of "
+                "a slot; give rows_per_user, and make the counts with bounded_counts"
+            )
+        if len(self.queries) > 1 or self.allocation not in _FEW_SLOTS:
+            raise InvalidParameter(
+                f"publish='histogram' needs an allocation that pays at few slots "
+                f"({' or '.join(_FEW_SLOTS)}) and no choice among queries; got "
+                f"allocation={self.allocation!r}, {len(self.queries)} queries"
+            )
 
     @property
     def _usually_published(self) -> str:
@@ -339,6 +367,8 @@ class Dpi(MechanismBase, identity="dpi", keys=_KEYS):
 
     def step(self, state: DpiState, x: Integers, spend: Spender) -> tuple[DpiState, list[Release]]:
         """Draw a query, score every synopsis on it, draw a synopsis; without budget, hold."""
+        if self.publish == "histogram":
+            return self._step_histogram(state, x, spend)
         work = workload(
             self.pool, tuple(self.queries), bins=len(x), size=self.pool_size, seed=self.seed
         )
@@ -371,6 +401,31 @@ class Dpi(MechanismBase, identity="dpi", keys=_KEYS):
         release = Release(
             step=spend.step, values=self._values(state, work), paid=bool(share), held=not share
         )
+        return state, [release]
+
+    def _step_histogram(
+        self, state: DpiState, x: Integers, spend: Spender
+    ) -> tuple[DpiState, list[Release]]:
+        """Noise on the counts of a slot that pays; what all of them say is published and held."""
+        assert self.rows_per_user is not None
+        terms, rule = self._plan(self._scoring.change(self.pdf_change, len(x)))
+        if state.allocation is None:
+            state = replace(state, allocation=rule.start(), values=even(len(x)))
+        used, term = rule.pick(state.allocation, spend.step + 1)
+        share = on_grid(terms.term(term)) if term else Fraction(0)
+        state = replace(state, allocation=used)
+        if share:
+            change = user_histogram_change(self.rows_per_user)
+            noisy = spend.laplace(x, sensitivity=change, epsilon=share, purpose="histogram")
+            earlier = state.histograms.reshape(-1, len(x))
+            histograms = np.vstack([earlier, noisy])[-KEPT:]
+            scales = np.append(state.scales, float(change / share))[-KEPT:]
+            state = replace(state, histograms=histograms, scales=scales)
+        if term:
+            after = distribution(state.histograms, state.scales) if share else state.values
+            follow = rule.after(used, spend.step + 1, moved=self._moved(state.values, after))
+            state = replace(state, allocation=follow, values=after)
+        release = Release(step=spend.step, values=state.values, paid=bool(share), held=not share)
         return state, [release]
 
     def _learn(self, state: DpiState, work: Workload, strength: float) -> DpiState:

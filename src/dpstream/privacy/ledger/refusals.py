@@ -117,6 +117,13 @@ def book_in_words(dataset: str, path: LedgerPlace | None) -> str:
     return f"the book {dataset!r}" + ("" if path is None else f" (in {path})")
 
 
+_NOT_AGREED = (
+    "its budget is still that of the measurement of bounds that opened it: set the one that all "
+    "queries of the dataset may spend together (dpstream ledger grow BOOK --epsilon TOTAL --delta "
+    "TOTAL --because TEXT)"
+)
+
+
 def refuse_overspend(
     dataset: str, book: Book, charge: Charge, path: LedgerPlace | None = None
 ) -> int:
@@ -153,6 +160,7 @@ def refuse_overspend(
         "to repeat a release, use its state directory",
         "user": "lower epsilon, or agree on a larger book (dpstream ledger grow)",
     }[terms.unit]
+    remedy = _NOT_AGREED if book.provisional else remedy
     also = as_epsilon(terms, left)
     if terms.measure != "epsilon" and also is not None and terms.epsilon is not None:
         where += f" (about epsilon={also:.3g} of {show(terms.epsilon)})"
@@ -203,10 +211,11 @@ def _refuse_allowance(which: str, book: Book, charge: Charge) -> None:
         }[name]
         allowed, asked = getattr(book.terms, name), getattr(charge, name)
         left = allowed - book.account.spent_slack(name, charge)
+        remedy = f"lower {remedy}, or agree on a larger book (dpstream ledger grow)"
         raise BudgetExceeded(
             f"{which}: {charge.purpose!r} asks for {show(asked)} {what} but only "
-            f"{show(left)} of {show(allowed)} is left for this dataset; lower "
-            f"{remedy}, or agree on a larger book (dpstream ledger grow)"
+            f"{show(left)} of {show(allowed)} is left for this dataset; "
+            f"{_NOT_AGREED if book.provisional else remedy}"
         )
 
 
