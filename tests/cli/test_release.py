@@ -308,7 +308,13 @@ def test_filled_times_are_written_as_those_of_the_file(run, folder, times, fille
     assert "--time-column" in run("release", "none.csv", *SAMPLE, "--fill", "0").err
 
 
-DAYS = ["03-27T00:00+01:00", "03-28T00:00+01:00", "03-29T00:00+01:00", "03-30T00:00+02:00", "03-31T00:00+02:00"]
+DAYS = [
+    "03-27T00:00+01:00",
+    "03-28T00:00+01:00",
+    "03-29T00:00+01:00",
+    "03-30T00:00+02:00",
+    "03-31T00:00+02:00",
+]
 
 
 @pytest.mark.parametrize(

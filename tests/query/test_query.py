@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import warnings
 from dataclasses import fields, replace
 
 import numpy as np
@@ -316,7 +317,9 @@ def test_a_query_that_promises_little_says_so_once():
     asked = {"privacy_unit_column": "user", "max_groups_contributed": 1}
     with pytest.warns(UnexpectedResult) as said:
         query = dps.Query(**asked, epsilon=50, delta=0.01)
-        replace(query, name="other").starting(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert replace(query, name="other").starting(0).epsilon == 50
     words = [str(each.message) for each in said]
 
     assert len(words) == 2
@@ -333,6 +336,8 @@ def test_sql_that_promises_little_says_so_once():
     )
     for parameters in ({"delta": 1e-9}, {"delta": 1e-9, "epsilon": 60.5}):
         with pytest.warns(UnexpectedResult) as said:
-            dps.sql(text.replace("epsilon = 50, ", "") if len(parameters) > 1 else text, **parameters)
+            dps.sql(
+                text.replace("epsilon = 50, ", "") if len(parameters) > 1 else text, **parameters
+            )
 
         assert ["protects nobody" in str(each.message) for each in said] == [True]

@@ -34,9 +34,9 @@ from dpstream.bounds_proposal.lost_rows import (
 )
 from dpstream.bounds_proposal.propose import asked_about, from_histograms, reading_of
 from dpstream.connectors.memory import TableSource
+from dpstream.privacy.amounts import exact
 from dpstream.privacy.state import Secret
 from dpstream.query.noise_plan import plan_query
-from dpstream.privacy.amounts import exact
 from dpstream.query.query import Query
 from dpstream.records import Reals
 

@@ -71,11 +71,11 @@ from dpstream.audit.query_samplers import (
     unit_pair,
 )
 from dpstream.audit.targets import Catalogue, Maker, Pair, by_name, target
+from dpstream.privacy.amounts import exact
 from dpstream.query.aggregates import Avg, Count, CountDistinct, CountUnits, Sum
 from dpstream.query.noise_plan import NoisePlan, plan_query
 from dpstream.query.public_tables import WholeTable
 from dpstream.query.quantiles import Quantile
-from dpstream.privacy.amounts import exact
 from dpstream.query.query import Query
 from dpstream.query.windows import Cumulate, Hop, Tumble
 from dpstream.rows.whole_table import whole_table

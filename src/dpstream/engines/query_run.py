@@ -334,6 +334,18 @@ class Run(ABC):
         many, and how many do not tell whose they are, is in `operator`. What was published and
         charged stays; sources, sinks and backups are left alone. Returns in how many groups the
         unit was: an exact number, for the operator alone.
+
+        >>> import dpstream as dps
+        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
+        >>> query = dps.Query(privacy_unit_column="user", keys=["page"], max_groups_contributed=1,
+        ...                   epsilon=2, delta=1e-6)
+        >>> rows = [{"user": f"u{n}", "page": "/home"} for n in range(400)]
+        >>> with TemporaryDirectory() as folder:
+        ...     place = {"source": rows, "state": Path(folder) / "state"}
+        ...     _ = dps.run(query, **place).finish()
+        ...     dps.run(query, **place).erase_unit("nobody")
+        0
         """
 
     def _erase_letters(self, unit: Any, kind: pa.DataType) -> None:

@@ -227,6 +227,15 @@ class PanPrivateRunner:
         The charge is for every window that has a step from this one on; what was charged before
         stays with windows that reach back to this step. Where a window would have more than
         `intrusions` looks the run ends here: nothing more is counted.
+
+        >>> from dpstream.mechanisms import Sample
+        >>> runner = PanPrivateRunner(
+        ...     Sample(epsilon=1, window=2), bins=3, intrusion="1/2", intrusions=2
+        ... )
+        >>> runner.count([0, 2])
+        >>> runner.announce_intrusion()
+        >>> len(runner.end_step().values)
+        3
         """
         self._refuse_closed()
         if self._intrusion is None:
@@ -248,7 +257,11 @@ class PanPrivateRunner:
         self._first_noises += 1
 
     def close(self) -> None:
-        """Forget the running step, release the state directory and a ledger of its own."""
+        """Forget the running step, release the state directory and a ledger of its own.
+
+        >>> from dpstream.mechanisms import Sample
+        >>> PanPrivateRunner(Sample(epsilon=1, window=2), bins=3).close()
+        """
         self._counts.fill(0)
         if self.directory is not None:
             self.directory.close()

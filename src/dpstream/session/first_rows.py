@@ -430,6 +430,8 @@ def refuse_over(run: Run) -> None:
     until = ""
     if isinstance(inner, LiveView):
         shared = inner.shared
+        if shared.tails:
+            return  # others read it, or this query did before it failed: rows have come in time
         with shared.lock:
             until = shared.source.until_now() if isinstance(shared.source, EndingNow) else ""
     advice = (

@@ -275,7 +275,20 @@ class Runs:
             run.stop()
 
     def erase_unit(self, unit: Any) -> int:
-        """Instead of running: erase one unit from the state of all; see `Run.erase_unit`."""
+        """Instead of running: erase one unit from the state of all; see `Run.erase_unit`.
+
+        >>> import dpstream as dps
+        >>> from tempfile import TemporaryDirectory
+        >>> text = ("SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 2, delta = 1e-6, "
+        ...         "privacy_unit_column = user, max_groups_contributed = 1, "
+        ...         "max_rows_per_group = 1) page, COUNT(*) AS n FROM clicks GROUP BY page")
+        >>> rows = [{"user": f"u{n}", "page": "/home"} for n in range(400)]
+        >>> with TemporaryDirectory() as state:
+        ...     for _ in dps.run_all([text], source=rows, state=state):
+        ...         pass
+        ...     dps.run_all([text], source=rows, state=state).erase_unit("nobody")
+        0
+        """
         return sum(run.erase_unit(unit) for run in self.runs.values())
 
     def close(self) -> None:

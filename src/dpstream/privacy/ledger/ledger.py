@@ -247,6 +247,13 @@ class Ledger:
         """Name an analyst who may charge a book, with a share of it and a largest query (epsilon).
 
         From the first one on the book takes new runs only from those it names.
+
+        >>> from dpstream.privacy.accounting.promises import promise
+        >>> book = Ledger()
+        >>> book.open("clicks", promise(epsilon=2, delta=1e-6))
+        >>> book.allow("clicks", "ana", share=0.5, because="the web team", who="kim")
+        >>> list(book.report()[0]["principals"])
+        ['ana']
         """
         _refuse_no_reason("an allowance", because)
         most = None if largest is None else exact(largest, "largest")
@@ -744,6 +751,11 @@ class Ledger:
 
         The old one is fenced first: whatever still runs with it is refused at its next step. A kill
         between the two leaves nothing that can be charged; the same call goes on from there.
+
+        >>> book = Ledger()  # in memory: `persist` gives it a file first
+        >>> book.move_to("postgresql://ana@db/books", because="a second host", who="kim")
+        Traceback (most recent call last):
+        dpstream.errors.LedgerError: a ledger is moved from a file to a server, or back; got ...
         """
         _refuse_no_reason("a move", because)
         old, to_server = self._journal, isinstance(place, LedgerAddress)
@@ -811,6 +823,15 @@ class Ledger:
 
         What it lacks is not counted any more, so this is written down, with the reason. A record
         that does not match its checksum is refused all the same: restore the file.
+
+        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
+        >>> from dpstream.privacy.accounting.promises import promise
+        >>> with TemporaryDirectory() as folder:
+        ...     book = Ledger(Path(folder) / "book")
+        ...     book.open("clicks", promise(epsilon=2, delta=1e-6))
+        ...     book.repair(because="the disk of the head was lost")
+        ...     book.close()
         """
         if not because.strip():
             raise InvalidParameter("a repair is recorded with its reason; say why (because=...)")
@@ -830,6 +851,13 @@ class Ledger:
         """Fold the oldest records of a file that has grown long; no answer changes by that.
 
         What is younger than a day stays as it is, and digests of steps as long as `backups` says.
+
+        >>> from dpstream.privacy.accounting.promises import promise
+        >>> book = Ledger()
+        >>> book.open("clicks", promise(epsilon=2, delta=1e-6))
+        >>> book.compact()  # of a book in memory nothing is folded
+        >>> [each["dataset"] for each in book.report()]
+        ['clicks']
         """
         journal, now = self._journal, _now()
         if journal is None or now < self._look_again:
