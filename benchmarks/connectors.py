@@ -20,10 +20,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
+from urllib.parse import urlencode
 
 import numpy as np
 import pyarrow as pa
@@ -315,6 +317,41 @@ class FilesOnDisk(System):
         return self._folder / "ledger"
 
 
+class Iceberg(System):
+    """Tables in a folder, with a catalog in SQLite."""
+
+    name, package = "Iceberg", "pyiceberg"
+
+    def start(self, folder: Path) -> None:
+        """A folder."""
+        folder.mkdir()
+        self._options = {"uri": f"sqlite:///{folder}/catalog.db", "warehouse": f"{folder}/tables"}
+
+    def fill(self, rows: pa.Table) -> dict[str, Any]:
+        """A table of ten snapshots."""
+        catalog = import_module("pyiceberg.catalog").load_catalog("local", **self._options)
+        catalog.create_namespace("logs")
+        table = catalog.create_table("logs.clicks", rows.schema)
+        for part in _versions(rows):
+            table.append(part)
+        catalog.close()
+        return {"ten snapshots": self._uri("logs/clicks")}
+
+    def sinks(self) -> dict[str, Any]:
+        """One table."""
+        return {"one commit each": self._uri("out")}
+
+    def _uri(self, path: str) -> str:
+        return f"iceberg://local/{path}?{urlencode(self._options, safe='/:')}"
+
+
+def _versions(rows: pa.Table) -> list[pa.Table]:
+    """The rows in ten parts."""
+    return [
+        rows.slice(at, rows.num_rows // 10) for at in range(0, rows.num_rows, rows.num_rows // 10)
+    ]
+
+
 class DeltaLake(System):
     """Tables in a folder."""
 
@@ -323,6 +360,15 @@ class DeltaLake(System):
     def start(self, folder: Path) -> None:
         """A folder."""
         self._folder = folder
+
+    def fill(self, rows: pa.Table) -> dict[str, Any]:
+        """A table of ten versions, whose changes can be read."""
+        place = self._folder.parent / f"{self._folder.name}-clicks"
+        feed = {"delta.enableChangeDataFeed": "true"}
+        write = import_module("deltalake").write_deltalake
+        for part in _versions(rows):
+            write(place, part, mode="append", configuration=feed)
+        return {"ten versions": f"delta:{place}/"}
 
     def sinks(self) -> dict[str, Any]:
         """One table."""
@@ -560,6 +606,7 @@ def _stream(table: pa.Table) -> bytes:
 SYSTEMS: Final[tuple[type[System], ...]] = (
     FilesOnDisk,
     DeltaLake,
+    Iceberg,
     ObjectStore,
     Postgres,
     Nats,

@@ -180,7 +180,7 @@ def test_every_public_name_has_a_type(tmp_path):
 def test_every_extra_of_the_design_exists():
     """People install what they need by these names."""
     assert set(PROJECT["optional-dependencies"]) == {
-        "frames", "spark", "serve", "plot", "duckdb", "kafka", "nats", "postgres", "delta",
+        "frames", "spark", "serve", "otel", "plot", "duckdb", "kafka", "nats", "postgres", "delta",
         "registry", "iceberg", "objects", "connectors", "browser", "docs", "dev",
     }  # fmt: skip
 

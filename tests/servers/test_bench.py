@@ -8,6 +8,7 @@ from benchmarks.connectors import (
     SYSTEMS,
     DeltaLake,
     FilesOnDisk,
+    Iceberg,
     Kafka,
     Nats,
     ObjectStore,
@@ -35,14 +36,15 @@ def test_every_source_and_sink_has_a_row(monkeypatch):
     seen = []
     found = connectors.measure(quick=True, progress=lambda *told: seen.append(told))
 
-    assert [*SYSTEMS] == [FilesOnDisk, DeltaLake, ObjectStore, Postgres, Nats, Kafka]
+    assert [*SYSTEMS] == [FilesOnDisk, DeltaLake, Iceberg, ObjectStore, Postgres, Nats, Kafka]
     absent = [row for row in found.rows if "role" not in row]
     note = "left out: no broker here"
     assert absent == [{"system": name, "note": note} for name in ("Kafka", "Kafka to PostgreSQL")]
     assert [(one["reached"], one["reason"]) for one in found.targets] == [(None, note)]
     measured = {(row["system"], row["role"]) for row in found.rows if "role" in row}
     assert measured == {
-        ("files", "source"), ("files", "sink"), ("Delta Lake", "sink"), ("object store", "source"),
+        ("files", "source"), ("files", "sink"), ("Delta Lake", "source"), ("Delta Lake", "sink"),
+        ("Iceberg", "source"), ("Iceberg", "sink"), ("object store", "source"),
         ("object store", "sink"), ("PostgreSQL", "source"),
         ("PostgreSQL", "sink"), ("NATS", "source"), ("NATS", "sink"),
         ("files", "ledger"), ("object store", "ledger"), ("PostgreSQL", "ledger"),
@@ -55,7 +57,7 @@ def test_every_source_and_sink_has_a_row(monkeypatch):
     assert {role: row["how"] for role, row in base.items()} == {
         "source": "JSON lines", "sink": "Parquet", "ledger": "one writer",
     }  # fmt: skip
-    assert seen[-1] == (6, 6, "done")
+    assert seen[-1] == (7, 7, "done")
 
 
 def test_a_source_that_gives_too_few_rows_is_no_figure(tmp_path, monkeypatch):

@@ -396,6 +396,49 @@ class ConnectServer(Server):
         path.chmod(0o600)
 
 
+class Collector(Server):
+    """An OpenTelemetry collector, which hands all that it is sent on to `to` as JSON."""
+
+    name = "OpenTelemetry collector"
+
+    def __init__(self, folder: Path, *, to: str) -> None:
+        self._to = to
+        super().__init__(folder)
+
+    @staticmethod
+    def absent() -> str | None:
+        """It is built."""
+        found = _COLLECTOR.exists()
+        return None if found else "no collector in .cache/otelcol; run .ci/servers"
+
+    @property
+    def address(self) -> str:
+        """Where it takes OTLP over HTTP."""
+        return f"http://127.0.0.1:{self.port}"
+
+    def prepare(self) -> None:
+        """Write its configuration."""
+        way = {"receivers": ["otlp"], "exporters": ["otlp_http"]}
+        there = {"endpoint": self._to, "encoding": "json", "compression": "none"}
+        http = {"endpoint": f"127.0.0.1:{self.port}"}
+        content = {
+            "receivers": {"otlp": {"protocols": {"http": http}}},
+            "exporters": {"otlp_http": there},
+            "service": {
+                "telemetry": {"metrics": {"level": "none"}},
+                "pipelines": {"traces": way, "metrics": way},
+            },
+        }
+        (self.folder / "otelcol.yaml").write_text(json.dumps(content))  # which is YAML
+
+    def command(self) -> Sequence[str | Path]:
+        """On loopback alone."""
+        return [_COLLECTOR, "--config", f"file:{self.folder / 'otelcol.yaml'}"]
+
+
+_COLLECTOR = Path(".cache/otelcol/otelcol").resolve()
+
+
 def _registry_jar() -> Path | None:
     return next(Path(".cache/apicurio").resolve().glob("*-runner.jar"), None)
 

@@ -73,6 +73,17 @@ LogLevel = Annotated[
         help="The least that is logged (info); exact numbers of rows are at debug alone.",
     ),
 ]
+Collector = Annotated[
+    str | None,
+    Option(
+        "--otel",
+        envvar="DPSTREAM_OTEL",
+        metavar="URL",
+        rich_help_panel="Log",
+        help="Send metrics and spans to an OpenTelemetry collector (OTLP over HTTP), as in "
+        "http://127.0.0.1:4318; for the operator alone, not private.",
+    ),
+]
 PublicTables = Annotated[
     list[str] | None,
     Option(

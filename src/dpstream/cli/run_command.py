@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from threading import Event, Thread
@@ -14,7 +14,15 @@ from typing import Annotated, Any
 import typer
 from typer import Argument, Option
 
-from dpstream.cli.command_options import Anyway, Asker, LogFormat, LogLevel, TakeOver, TokenFile
+from dpstream.cli.command_options import (
+    Anyway,
+    Asker,
+    Collector,
+    LogFormat,
+    LogLevel,
+    TakeOver,
+    TokenFile,
+)
 from dpstream.cli.output import INTERRUPTED, logs_lines, note, use_log, wants_json
 from dpstream.cli.print_releases import ReleasePrinter, about, as_json, in_words
 from dpstream.cli.watch import (
@@ -33,6 +41,7 @@ from dpstream.privacy.state.durable_files import make_directory
 from dpstream.query.windows import instant
 from dpstream.serve.access import load_token
 from dpstream.serve.metrics import metrics_address, run_samples, serve_metrics
+from dpstream.serve.otel import check_collector, export
 from dpstream.session import Runs
 from dpstream.session.pipeline import Pipeline, load_pipeline
 from dpstream.session.retention import Upkeep
@@ -94,6 +103,7 @@ def run(
             help="Let --metrics listen where others can reach it.",
         ),
     ] = False,
+    otel: Collector = None,
     log_format: LogFormat = None,
     log_level: LogLevel = None,
     anyway: Anyway = False,
@@ -102,6 +112,7 @@ def run(
     """Run a pipeline's queries; started again, they go on where they stopped."""
     use_log(log_format, log_level)
     place = None if metrics is None else metrics_address(metrics)
+    check_collector(otel, plain_http=allow_plain_http)
     if erase_unit is not None:
         _erase_unit(with_engine(load_pipeline(path), engine), erase_unit)
         return
@@ -110,13 +121,13 @@ def run(
 
     @contextmanager
     def metrics_of(pipeline: Pipeline, runs: Runs) -> Iterator[None]:
-        if place is None:
-            yield
-            return
-        token = load_token(token_file or pipeline.state / "operator.token")
         collect = partial(run_samples, pipeline, runs)
-        with serve_metrics(place, token, collect, plain_http=allow_plain_http) as address:
-            note(f"metrics: {address}, with the token from {token.source}")
+        with export(otel, collect, name=pipeline.path.stem), ExitStack() as stack:
+            if place is not None:
+                token = load_token(token_file or pipeline.state / "operator.token")
+                served = serve_metrics(place, token, collect, plain_http=allow_plain_http)
+                address = stack.enter_context(served)
+                note(f"metrics: {address}, with the token from {token.source}")
             yield
 
     before: Pipeline | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -15,11 +16,20 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from dpstream.cli.command_options import Anyway, Asker, LogFormat, LogLevel, TakeOver, TokenFile
+from dpstream.cli.command_options import (
+    Anyway,
+    Asker,
+    Collector,
+    LogFormat,
+    LogLevel,
+    TakeOver,
+    TokenFile,
+)
 from dpstream.cli.output import note, note_counts, use_log
 from dpstream.connectors.storage import safe_name
 from dpstream.errors import DpstreamError, InvalidParameter, MissingDependency
 from dpstream.privacy.state.durable_files import make_directory
+from dpstream.serve.otel import VARIABLE, check_collector
 from dpstream.session.change_plan import drop_unbegun
 from dpstream.session.pipeline import load_pipeline
 from dpstream.session.start_pipeline import (
@@ -105,6 +115,7 @@ def serve(
     ] = None,
     who: Asker = "",
     take_over: TakeOver = False,
+    otel: Collector = None,
     log_format: LogFormat = None,
     log_level: LogLevel = None,
     anyway: Anyway = False,
@@ -117,6 +128,9 @@ def serve(
     if flight_token is not None and flight is None:
         raise InvalidParameter("--flight-token-file says who may ask at --flight PORT; give both")
     server = _needed()
+    check_collector(otel, plain_http=allow_plain_http)
+    if otel is not None:
+        os.environ[VARIABLE] = otel  # for the run's process
     load = load_pipeline if no_run else load_current
     pipeline = with_engine(load(path), engine).asked_by(who)
     settings = server.Settings(

@@ -75,6 +75,7 @@ from dpstream.query.query import Query
 from dpstream.query.series_query import SeriesQuery
 from dpstream.records import Sink, Source, check_schema, fence
 from dpstream.rows.row_reader import RowReader, rows_of_unit
+from dpstream.telemetry import span
 
 AnyQuery = Query | SeriesQuery
 Tables = Generator[pa.Table, None, None]
@@ -620,7 +621,8 @@ class QueryRun(Run):
             directory = self._storage.directory
             if directory is None or directory.log.last < 0:  # nothing is charged or drawn yet
                 check_schema(self.sink, self.query.name, schema)
-            self._spend = self._paid or self._pay()
+            with span("charge", query=self.query.name):
+                self._spend = self._paid or self._pay()
         return self._spend
 
     def _pay(self) -> QuerySpend:

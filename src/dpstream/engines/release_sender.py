@@ -16,6 +16,7 @@ import pyarrow as pa
 from dpstream.errors import ServerUnreachable, StateError
 from dpstream.group_by.flow import Publication
 from dpstream.records import Sink, TwoPhaseSink
+from dpstream.telemetry import span
 
 Sent = Future[list[pa.Table]]
 
@@ -81,7 +82,12 @@ class Sender:
 
     def _write(self, publication: Publication) -> Any:
         """Write a table, or prepare it if the sink has two phases: then give what to publish."""
-        release = (self._query, publication.due.window, publication.due.release, publication.table)
+        due = publication.due
+        release = (self._query, due.window, due.release, publication.table)
+        with span("sink", query=self._query, window=due.window, release=due.release):
+            return self._write_one(release)
+
+    def _write_one(self, release: tuple[str, int, int, pa.Table]) -> Any:
         if self._two_phase is not None:
             return self._two_phase.prepare(*release)
         if self._sink is not None and self._failure is None:  # nothing goes out after a failure

@@ -30,7 +30,8 @@ from dpstream.engines.embedded.process_memory import keep_freed_memory
 from dpstream.engines.query_run import EngineOptions, QueryRun
 from dpstream.operator_log import FORMAT, LEVEL, log_to_stderr
 from dpstream.privacy.state.durable_files import make_directory
-from dpstream.serve.metrics import described, report
+from dpstream.serve.metrics import described, report, run_samples
+from dpstream.serve.otel import VARIABLE, export
 from dpstream.serve.public_facts import describe_queries
 from dpstream.serve.release_store import ReleaseStore, hold_folder, store_folder
 from dpstream.session import Runs
@@ -188,8 +189,12 @@ def _run(args: Sequence[str]) -> int:
     threading.Thread(target=_leave_with_parent, args=(stop, known), daemon=True).start()
     keep_freed_memory()
 
+    exporting = ExitStack()
+
     def tell(runs: Runs) -> None:
         known.append(runs)
+        collect = partial(run_samples, pipeline, runs)
+        exporting.enter_context(export(os.environ.get(VARIABLE), collect, name=pipeline.path.stem))
         thread = threading.Thread(target=_report_for_ever, args=(runs, over), daemon=True)
         thread.start()
         threads.append(thread)
@@ -206,6 +211,7 @@ def _run(args: Sequence[str]) -> int:
         failed = described(problem)
     finally:
         over.set()
+        exporting.close()
         for thread in threads:
             thread.join()
     if failed is not None:

@@ -28,6 +28,7 @@ from dpstream.group_by.flow import BoundedRows, Flow
 from dpstream.privacy.state.durable_files import wrap_write_errors
 from dpstream.privacy.state.run_directory import read_about
 from dpstream.query.column_types import Types
+from dpstream.telemetry import span
 
 _STEPS_PER_PENDING = 16  # one step in this many may be ahead of what is durable
 
@@ -127,12 +128,15 @@ class LocalRun(QueryRun):
     def _from_live(self, live: LiveInput) -> Iterator[pa.Table]:
         """One step after another: a table is out before the next rows are waited for."""
         while (slices := self._read(self.steps_done)) is not None:
-            self._begins |= self._flow.begin_windows(self.steps_done)
-            self._flow.aggregate_rows(self._flow.bound_rows(self.steps_done, slices))
-            self._charge()
-            self._chain = self._log(self.steps_done, slices, self._chain)
-            self._publish()
-            tables = self._sender.arrived(all_of_them=True)
+            with span("trigger", query=self.query.name, trigger=self.steps_done):
+                self._begins |= self._flow.begin_windows(self.steps_done)
+                with span("aggregate"):
+                    self._flow.aggregate_rows(self._flow.bound_rows(self.steps_done, slices))
+                self._charge()
+                with span("log input"):
+                    self._chain = self._log(self.steps_done, slices, self._chain)
+                self._publish()
+                tables = self._sender.arrived(all_of_them=True)
             live.note_release(self.steps_done - 1)
             yield from self._deliver(tables)
 
@@ -141,11 +145,13 @@ class LocalRun(QueryRun):
         begun = self._begin_step(self.steps_done)
         while begun is not None:
             rows, logged = begun
-            self._flow.aggregate_rows(rows.result())
-            self._chain = logged.result()
-            ahead = self._may_go_ahead()
-            begun = self._begin_step(self.steps_done + 1) if ahead else None
-            self._publish()
+            with span("trigger", query=self.query.name, trigger=self.steps_done):
+                with span("aggregate"):
+                    self._flow.aggregate_rows(rows.result())
+                self._chain = logged.result()
+                ahead = self._may_go_ahead()
+                begun = self._begin_step(self.steps_done + 1) if ahead else None
+                self._publish()
             saves = self._saves_at(self.steps_done)
             yield from self._deliver(self._sender.arrived(all_of_them=saves))
             begun = begun if ahead else self._begin_step(self.steps_done)
@@ -194,7 +200,8 @@ class LocalRun(QueryRun):
             self._storage.keys.note_content(window, digest)
         self._begins = {}
         spend.begin(self.steps_done)
-        publications = self._flow.publish(self.steps_done, spend)
+        with span("publish"):
+            publications = self._flow.publish(self.steps_done, spend)
         self._sender.send(publications)
         self._windows.add(*(publication.due.window for publication in publications))
         for due in self.query.schedule.due(self.steps_done):
