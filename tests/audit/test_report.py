@@ -38,6 +38,8 @@ WANTED = {
     "cohorts_charged_once",
     "net_results_published_twice",
     "noise_below_reach",
+    "months_counted_at_the_start",
+    "months_all_as_the_shortest",
     "levels_charged_once",
     "weights_not_shared",
     "keys_only_when_touched",

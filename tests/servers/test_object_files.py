@@ -131,6 +131,7 @@ def read_all(source):
         ("logs/**/[bc]*.csv", {"logs/b.csv": 1, "logs/day 1/c#?.csv": 1}),
         ("logs/a.csv", {"logs/a.csv": 1}),
         ("logs/day%201/c%23%3F.csv", {"logs/day 1/c#?.csv": 1}),
+        ("table.csv/", {"table.csv/part.csv": 1}),  # as Spark names a folder that it writes
     ],
 )
 def test_which_objects_a_name_means(bucket, path, found):
@@ -139,7 +140,9 @@ def test_which_objects_a_name_means(bucket, path, found):
         place = bucket / "logs" / name
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text("user,page\nann,home\n")
-    (bucket / "logs2.csv").write_text("user,page\nann,home\n")
+    (bucket / "table.csv").mkdir()
+    for name in ("logs2.csv", "table.csv/part.csv"):
+        (bucket / name).write_text("user,page\nann,home\n")
 
     assert read_all(open_source(uri(bucket, path))) == found
 

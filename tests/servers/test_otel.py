@@ -142,6 +142,8 @@ def test_a_collector_that_is_away_holds_nothing_up(collector, tmp_path):
     [
         ("127.0.0.1:4318", "must be the address"),
         ("grpc://127.0.0.1:4317", "must be the address"),
+        ("http://127.0.0.1:abc", "must be the address"),
+        ("http://[::1", "must be the address"),
         ("http://127.0.0.1:4318/v1/traces", "must be the address"),
         ("http://0.0.0.0:4318", "without encryption"),
     ],

@@ -88,6 +88,14 @@ def test_one_row_and_rows_without_a_bar():
     assert np.isnan(shrink(np.full(2, np.nan), np.ones(2))[0]).all()
 
 
+def test_equal_values_are_not_known_exactly():
+    """Published counts are whole numbers, so that many are equal; none is without an error."""
+    made, spread = shrink(np.array([2.0] * 25 + [9.0]), np.full(26, 1.0))
+
+    assert made[:25] == pytest.approx(2, abs=0.01)
+    assert 0.15 < spread[:25].min() <= spread[:25].max() < 1
+
+
 RNG = np.random.default_rng(6)
 CLICKS = pa.table(
     {
@@ -147,12 +155,22 @@ def test_queries_publish_both_beside_what_was_measured(tmp_path):
         ("SHRINK(n) OVER (ORDER BY n) AS s", "SHRINK is of all rows of a part"),
         ("SHRINK(n + 1) OVER () AS s", "SHRINK takes a published column"),
         ("SHRINK(page) OVER () AS s", "page_stddev"),
+        ("SMOOTH(n) OVER () AS s", "in which order windows come"),
+        ("SMOOTH(n) OVER (PARTITION BY page ORDER BY n) AS s", "in which order windows come"),
     ],
 )
 def test_what_has_no_error_bar_is_refused(columns, told):
     """With what was meant."""
     with pytest.raises(InvalidParameter, match=told):
         compile_sql(ASKED.format(columns=columns))
+
+
+@pytest.mark.parametrize("function", ["SMOOTH(n)", "MEDIAN(n)", "STDDEV(n)", "NTILE(4)", "FOO(n)"])
+def test_an_outer_select_refuses_what_over_does_not_know(function):
+    """None is taken for a rank."""
+    inner = f"SELECT {PRIVATE} page, COUNT(*) AS n FROM log GROUP BY page"
+    with pytest.raises(InvalidParameter, match=r"is not known|in which order windows come"):
+        compile_sql(f"SELECT page, {function} OVER (ORDER BY n) AS made FROM ({inner})")
 
 
 def test_an_outer_select_shrinks_too():

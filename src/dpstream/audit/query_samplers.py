@@ -22,7 +22,8 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from fractions import Fraction
+from functools import cached_property, lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
@@ -45,8 +46,10 @@ from dpstream.group_by.groups import GroupBucket
 from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.query_spend import QuerySpend
 from dpstream.privacy.state import MemoryWindowKeys, Secret
+from dpstream.query.aggregates import Measure
 from dpstream.query.grouping_sets import GROUPING_ID, NOT_SHOWN
 from dpstream.query.noise_plan import NoisePlan, WindowPlan, plan_query
+from dpstream.query.public_tables import NeedsTables
 from dpstream.query.query import Query
 from dpstream.query.schedule import DueRelease
 from dpstream.query.series_query import SeriesQuery
@@ -172,6 +175,8 @@ class QueryRuns:
     """What is read in place of the table of all rows, made of it."""
     looks: Callable[[pa.Table], dict[str, Reals]] = lambda table: {}
     """What else of a release is looked at, a number for each of its rows, by name."""
+    at: tuple[int, ...] = ()
+    """When each step is, in seconds since 1970; empty: every 8 hours."""
 
     def __call__(self, data: Scenario, runs: int, secret: bytes) -> Reals:
         """What is published of each run's groups, NaN where they are not shown."""
@@ -184,7 +189,8 @@ class QueryRuns:
         plan = _planned(self.plan, self.query(runs))
         windows = self.apart == "windows"
         columns = [aggregate.name for aggregate in plan.query.aggregates]
-        table, width = scenario_table(data, runs, self.groups, windows), self.groups
+        width = self.groups
+        table = scenario_table(data, runs, width, windows, at=self.at)
         by_place: dict[int, list[Reals]] = {}
         for _, publication in run_plan(
             plan,
@@ -219,6 +225,30 @@ class HiddenKeysShown(NoisePlan):
     def _of_columns(self, releases: int, columns: slice) -> WindowPlan:
         plan = super()._of_columns(releases, columns)
         return replace(plan, visible=np.full_like(plan.visible, -np.inf))
+
+
+class OneRunKnown(NoisePlan):
+    """Makes the noise of a query over the first run's groups: a total of theirs is the only one.
+
+    It counts how many groups of a set a unit reaches, which all runs together would hide.
+    """
+
+    @cached_property
+    def one_run(self) -> NoisePlan:
+        """Of the same query over the groups of the first run."""
+        known = self.query.public_groups
+        assert known is not None
+        assert not isinstance(known, NeedsTables)
+        first = next(iter(known))[0]
+        one = replace(self.query, public_groups=[keys for keys in known if keys[0] == first])
+        assert one.bounds == self.query.bounds, "one run alone would keep less of a unit"
+        return plan_query(one)
+
+    def _sensitivity(self, measure: Measure, names: tuple[str, ...] | None = None) -> Fraction:
+        return self.one_run._sensitivity(measure, names)
+
+    def _reached(self, measure: Measure, names: tuple[str, ...] | None = None) -> int:
+        return self.one_run._reached(measure, names)
 
 
 class NodesShown(Flow):
@@ -339,8 +369,13 @@ def _planned(plan: Callable[[Query], NoisePlan], query: Query) -> NoisePlan:
     return plan(query)
 
 
-def scenario_table(data: Scenario, runs: int, groups: int, windows: bool) -> pa.Table:
-    """Rows of all runs, the targets' first; every unit but the target has one row."""
+def scenario_table(
+    data: Scenario, runs: int, groups: int, windows: bool, *, at: tuple[int, ...] = ()
+) -> pa.Table:
+    """Rows of all runs, the targets' first; every unit but the target has one row.
+
+    `at`: when each step is, where that is not every 8 hours.
+    """
     place, every = np.arange(runs), UNITS
     parts: list[Integers] = [np.zeros((5, 0), np.int64)]
 
@@ -362,6 +397,8 @@ def scenario_table(data: Scenario, runs: int, groups: int, windows: bool) -> pa.
     runs_of, units, groups_of, steps, delays = np.concatenate(parts, axis=1)
     length = HOUR // STEPS if windows else 24 * HOUR // STEPS
     times = steps * length + 60 + (runs_of * HOUR if windows else 0)
+    if at:
+        times = np.array(at, np.int64)[steps]
     target = units % every == 0
     return pa.table(
         {

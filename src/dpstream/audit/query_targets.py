@@ -51,6 +51,8 @@ from dpstream.audit.controls.broken_engine import (
     UnitOfEachWindow,
     WatermarkFromData,
     WeightsNotShared,
+    WindowsOfTheFirstMonth,
+    WindowsOfTheShortestMonth,
     units_as_text,
 )
 from dpstream.audit.query_samplers import (
@@ -60,6 +62,7 @@ from dpstream.audit.query_samplers import (
     WINDOWS,
     HiddenKeysShown,
     NodesShown,
+    OneRunKnown,
     Place,
     QueryRuns,
     Scenario,
@@ -428,6 +431,24 @@ def _rollup(groups: int, *more: str) -> dict[str, Any]:
     }
 
 
+_MONTHS: dict[str, Any] = _rollup(2) | {
+    "start": "1970-01-03",
+    "end": "1970-05-28",
+    "every": None,
+    "window": Hop("58 days", slide="29 days"),
+    "privacy_unit_period": "1 month",
+    "aggregates": (CountUnits("n"),),
+    "max_groups_contributed": 8,
+    "grouping_set_weights": (1, 9),
+    "at": (59 * 24 * 3600, 90 * 24 * 3600 - 1),
+}
+"""March touches three parts of 29 days, so four windows; February two, what is left of January one.
+
+Rows are in the first and in the last second of March.
+"""
+_MARCH = tuple((group, step) for group in range(2) for step in range(2))
+
+
 _REMEMBERED: dict[str, Any] = {
     "window": Tumble("8 hours"),
     "every": None,
@@ -469,6 +490,25 @@ _CHOSEN: dict[str, Any] = {
 _OPEN_SUM: dict[str, Any] = {
     "aggregates": (Sum("s", column="nth", contribution_bounds_per_row=(0, "auto")),),
 }
+_IN_THE_LAST_PERIOD = tuple(
+    unit_pair(
+        f"four rows in each of two groups, where others had {1 + bool(again)}",
+        others=((0, 0, 9),),
+        unit=tuple((group, 1) for group in range(2) for _ in range(4)),
+        again=again,
+    )
+    for again in (9, 0)
+)
+"""All runs share the histograms: what they choose must be plain, and the same without the unit."""
+_LAST_PERIOD_OF_EIGHT = tuple(
+    unit_pair(
+        f"a unit in eight groups of the last period, {others} others in the first",
+        others=((0, 0, others),) if others else (),
+        unit=tuple((group, STEPS - 1) for group in range(8)),
+    )
+    for others in (0, 1)
+)
+"""For the same reason: the units of all runs together would choose later periods' bounds."""
 _RISING: dict[str, Any] = {
     "privacy_unit_period": "24 hours",
     "groups": 16,
@@ -572,6 +612,12 @@ def query_targets() -> Catalogue:
             privacy_unit_period="24 hours",
             max_groups_contributed=3,
         ),
+        latched_months=_group_by(
+            ", totals of overlapping windows of days; a unit is of a month, and in four of them.",
+            pairs=(_rows_of_unit(*_MARCH), _rows_of_unit(*_MARCH, others=((0, 0, 9),))),
+            plan=OneRunKnown,
+            **_MONTHS,
+        ),
         latched_late=_group_by(
             ", rows that arrive late.",
             window=Tumble("8 hours"),
@@ -595,6 +641,7 @@ def query_targets() -> Catalogue:
             ", bounds that are chosen for each period by histograms of earlier ones.",
             **_CHOSEN,
             groups=8,
+            pairs=_LAST_PERIOD_OF_EIGHT,
             privacy_unit_period="8 hours",
             public_groups=lambda runs: range(8 * runs),
         ),
@@ -602,8 +649,20 @@ def query_targets() -> Catalogue:
             ", sums whose clamps are chosen for each period; the unit's value is beyond them.",
             **_CHOSEN | _OPEN_SUM,
             groups=8,
+            pairs=_LAST_PERIOD_OF_EIGHT[:1],  # other clamps would be chosen by chance
             privacy_unit_period="8 hours",
             public_groups=lambda runs: range(8 * runs),
+        ),
+        latched_chosen_rows=_group_by(
+            ", counts whose rows in a group are chosen, too; the unit has four in each of two.",
+            **_CHOSEN | {"max_groups_contributed": 2},
+            max_rows_per_group="auto",
+            aggregates=(Count("n"),),
+            end="1970-01-01T16:00",
+            groups=2,
+            privacy_unit_period="8 hours",
+            public_groups=lambda runs: range(2 * runs),
+            pairs=_IN_THE_LAST_PERIOD,
         ),
         sqlp_remembered=_group_by(
             ", keys that the first window has shown, all of them shown in the others.",
@@ -792,6 +851,20 @@ def query_controls() -> Catalogue:
             every=None,
             grouping_set_weights=(1, 9),
             **_rollup(5),
+        ),
+        months_counted_at_the_start=_control(
+            "Noise on a total for the one window of the first month, where March is in four.",
+            _rows_of_unit(*_MARCH),
+            plan=WindowsOfTheFirstMonth,
+            runs=(8_000, 40_000),
+            **_MONTHS,
+        ),
+        months_all_as_the_shortest=_control(
+            "Noise on a total for the two windows of February, where March is in four.",
+            _rows_of_unit(*_MARCH),
+            plan=WindowsOfTheShortestMonth,
+            runs=(40_000, 60_000),
+            **_MONTHS,
         ),
         keys_only_when_touched=_control(
             "A key is published only where it has new rows.",

@@ -31,15 +31,19 @@ def check_collector(url: str | None, *, plain_http: bool) -> None:
     """Refuse an address that is none, and one where exact numbers would go out unencrypted."""
     if url is None:
         return
-    place = urlsplit(url)
-    if place.scheme not in ("http", "https") or not place.hostname or place.path.strip("/"):
+    try:
+        place = urlsplit(url)
+        host = "" if place.path.strip("/") or place.port == 0 else place.hostname or ""
+    except ValueError:  # a wrong port, or half an address in brackets
+        place, host = urlsplit(""), ""
+    if not host or place.scheme not in ("http", "https"):
         raise InvalidParameter(
             f"--otel must be the address of a collector for OTLP over HTTP, as in "
             f"http://127.0.0.1:4318; got {url!r}"
         )
-    if place.scheme == "http" and not plain_http and not is_loopback(place.hostname):
+    if place.scheme == "http" and not plain_http and not is_loopback(host):
         raise InvalidParameter(
-            f"--otel would send exact numbers to {place.hostname} without encryption; use https, a "
+            f"--otel would send exact numbers to {host} without encryption; use https, a "
             "collector on this machine, or say --allow-plain-http where the network is your own"
         )
     optional("opentelemetry.sdk", extra="otel", who="--otel")

@@ -19,7 +19,7 @@ from sqlglot import exp
 from dpstream.errors import InvalidInput
 from dpstream.sql_compiler import functions, text_functions, time_functions
 from dpstream.sql_compiler.functions import PARTS, TRUNCATIONS, UNITS, Function
-from dpstream.sql_compiler.over_clause import over
+from dpstream.sql_compiler.over_clause import over, why_not_known
 from dpstream.sql_compiler.sql_values import Value, as_bool, as_text, convert, kind, unify_kinds
 from dpstream.sql_compiler.statement import (
     AGGREGATES,
@@ -221,6 +221,8 @@ def _item(compiler: Compiler, node: exp.Expr) -> Compute:
 def _over(compiler: Compiler, node: exp.Expr) -> Compute:
     """RANK() OVER (PARTITION BY lang ORDER BY n DESC), of published rows."""
     name, arguments, order = node.this, node.expressions, node.args.get("order") or []
+    if not_known := why_not_known(node):
+        raise compiler.statement.refusal(node, *not_known)
     least = 0 if name in ("ROW_NUMBER", "RANK", "DENSE_RANK") else 1
     most = 2 if name in ("LAG", "LEAD", *SHRUNK) else least
     if not compiler.published or not least <= len(arguments) <= most:

@@ -63,8 +63,9 @@ def shrink(values: Reals, stddevs: Reals) -> tuple[Reals, Reals]:
     """The mean and the deviation of what each true value may be, given all of them.
 
     Model: true values are drawn from a mixture of normals around the values themselves, each as
-    wide as the sqrt(n)-th value is far away, with the likeliest weights (found by EM over at most
-    500 of the n values). What stands among many moves towards them; what stands alone stays.
+    wide as the sqrt(n)-th value is far away (or the median deviation by sqrt(n), if that is more),
+    with the likeliest weights (found by EM over at most 500 of the n values). What stands among
+    many moves towards them; what stands alone stays.
 
     >>> made, _ = shrink(np.array([1.0, -2.0, 0.5, 90.0]), np.full(4, 2.0))
     >>> made.round(1).tolist()
@@ -79,7 +80,8 @@ def shrink(values: Reals, stddevs: Reals) -> tuple[Reals, Reals]:
     few = known[np.unique(np.linspace(0, len(known) - 1, _SAMPLED).round().astype(np.int64))]
     points = values[few]
     far = np.sort(np.abs(points[:, None] - points), axis=1)
-    widths = far[:, math.isqrt(len(points))]
+    least = np.median(stddevs[few]) / math.sqrt(len(points))  # of ties: counts are whole numbers
+    widths = np.maximum(far[:, math.isqrt(len(points))], least)
     shares = np.full(len(points), 1 / len(points))
     close = _closeness(values[few], stddevs[few], points, widths)
     for _ in range(_ROUNDS):

@@ -85,6 +85,22 @@ def over(
     return pa.array(found, mask=~np.isfinite(found))
 
 
+def why_not_known(node: exp.Expr) -> tuple[str, str] | None:
+    """Why OVER does not know what is asked, and what to write; None: it does."""
+    if isinstance(node, Over) and node.this == "SMOOTH":
+        return (
+            f"{canonical(node)} does not say in which order windows come",
+            "write SMOOTH(n) OVER (PARTITION BY ... ORDER BY window_start), with all keys",
+        )
+    other = node.args.get("other") or node.args.get("frame")
+    if isinstance(node, Over) and node.this in FUNCTIONS and not other:
+        return None
+    return (
+        f"{canonical(node)} is not known: OVER takes PARTITION BY and ORDER BY alone",
+        f"use one of {', '.join(FUNCTIONS)}",
+    )
+
+
 def sort_rows(order: Sequence[Order], size: int) -> Integers:
     """Row numbers in order, by the last term first: each sort keeps the order before it."""
     rows: Integers = np.arange(size)

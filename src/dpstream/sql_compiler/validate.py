@@ -7,7 +7,7 @@ from dataclasses import replace
 from sqlglot import exp
 
 from dpstream.sql_compiler.expressions import known_functions
-from dpstream.sql_compiler.over_clause import FUNCTIONS as OVER_FUNCTIONS
+from dpstream.sql_compiler.over_clause import why_not_known
 from dpstream.sql_compiler.privacy_clause import node_of
 from dpstream.sql_compiler.statement import (
     AGGREGATES,
@@ -119,13 +119,8 @@ def refuse_window_functions_of_rows(draft: Draft) -> None:
                 "use TUMBLE for windows of time; published rows may be compared, in the outer "
                 "SELECT, QUALIFY and ORDER BY",
             )
-        other = node.args.get("other") or node.args.get("frame")
-        if not isinstance(node, Over) or node.this not in OVER_FUNCTIONS or other:
-            raise draft.refusal(
-                node,
-                f"{canonical(node)} is not known: OVER takes PARTITION BY and ORDER BY alone",
-                f"use one of {', '.join(OVER_FUNCTIONS)}",
-            )
+        if not_known := why_not_known(node):
+            raise draft.refusal(node, *not_known)
 
 
 def refuse_select_star(draft: Draft) -> None:

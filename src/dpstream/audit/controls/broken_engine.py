@@ -26,7 +26,7 @@ import numpy as np
 import pyarrow as pa
 
 from dpstream.audit.ledger_samplers import DATASET
-from dpstream.audit.query_samplers import unit_spellings
+from dpstream.audit.query_samplers import OneRunKnown, unit_spellings
 from dpstream.connectors.memory import TableSource
 from dpstream.engines.embedded.embedded_engine import LocalRun
 from dpstream.engines.embedded.series_run import SeriesRun
@@ -167,6 +167,38 @@ class TotalsLikeParts(NoisePlan):
 
     def _sensitivity(self, measure: Measure, names: tuple[str, ...] | None = None) -> Fraction:
         return super()._sensitivity(measure)
+
+
+class WindowsOfTheFirstMonth(OneRunKnown):
+    """Noise on a total for as many windows as rows of the first period can be in.
+
+    True: windows that hop begin one after the other, and a month that comes later, and is longer,
+    is in four of them: its unit moves the totals by twice what the noise is for.
+    """
+
+    MONTH = 0
+
+    def _sensitivity(self, measure: Measure, names: tuple[str, ...] | None = None) -> Fraction:
+        query = self.one_run.query
+        schedule, periods = query.schedule, query.periods
+        if names is None or len(names) == len(query.keys):
+            return super()._sensitivity(measure, names)
+        assert schedule.start is not None
+        assert periods is not None
+        month = periods.last_before(schedule.start) + self.MONTH
+        begin, end = max(schedule.start, periods.at(month)), periods.at(month + 1)
+        times = np.array([begin, end - 1])
+        windows = int(schedule.last_window_of(times)[1] - schedule.window_of(times)[0]) + 1
+        return units_change(rows=query.bounds.rows, groups=min(query.bounds.groups, windows))
+
+
+class WindowsOfTheShortestMonth(WindowsOfTheFirstMonth):
+    """The same for rows of February: two windows.
+
+    True: March, three days longer, is in twice as many.
+    """
+
+    MONTH = 1
 
 
 class TailPerTrigger(NoisePlan):

@@ -314,7 +314,7 @@ def _pattern(bucket: Bucket) -> tuple[str, Callable[[str], bool]]:
     """What to list, and which of it is meant: a key, a prefix or a glob."""
     path = bucket.path
     prefix = _MAGIC.split(path)[0]
-    if not _MAGIC.search(path) and suffix(Path(path)):
+    if not _MAGIC.search(path) and not path.endswith("/") and suffix(Path(path)):
         return path, lambda key: key == path
     if not _MAGIC.search(path):
         prefix = path if not path or path.endswith("/") else f"{path}/"
