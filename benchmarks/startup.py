@@ -51,6 +51,7 @@ class Place:
             "PYTHONPATH": str(self.package),
             "PYTHONPYCACHEPREFIX": str(self.folder / "python"),
             "NUMBA_CACHE_DIR": str(self.folder / "numba"),
+            "XDG_CACHE_HOME": str(self.folder / "home"),  # which is read, too
         }
         settings.pop("PYTHONDONTWRITEBYTECODE", None)
         began = time.monotonic()

@@ -1,5 +1,6 @@
 """Machine code is kept on disk by what it was compiled from, and functions work where it is not."""
 
+from collections import namedtuple
 from importlib import import_module
 from pkgutil import walk_packages
 from types import ModuleType
@@ -90,6 +91,25 @@ def test_functions_that_call_each_other_have_a_content():
 
     assert content_of(made_from(text).even) == content_of(made_from(text).even)
     assert content_of(made_from(text).even) != content_of(made_from(text).odd)
+
+
+def test_what_uses_things_of_other_packages_is_not_kept():
+    """Their names say nothing of what they do: a function, or an enumeration, may change."""
+    elsewhere = ModuleType("elsewhere")
+    text = "import enum\ndef step(value): return 1\nclass STEP(enum.IntEnum): A = 1"
+    exec(compile(text, "elsewhere.py", "exec"), vars(elsewhere))
+    of_function = made_from(INNER.replace("STEP", "STEP(value)"), STEP=elsewhere.step)
+    of_class = made_from(INNER.replace("STEP", "STEP.A"), STEP=elsewhere.STEP)
+
+    assert [content_of(each.inner) for each in (of_function, of_class)] == [None, None]
+
+
+def test_names_in_a_tuple_are_part_of_the_content():
+    """Two that differ in them alone are read at other places."""
+    text = INNER.replace("STEP", "STEP.b")
+    some = [namedtuple("Pair", names)(1, 2) for names in ("a b", "b a")]
+
+    assert len({content_of(made_from(text, STEP=each).inner) for each in some}) == 2
 
 
 def test_every_compiled_function_of_the_package_is_kept():

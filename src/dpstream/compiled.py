@@ -48,6 +48,8 @@ _SLOW_START = (
 COMPILING = "compiling; this is done once per installation and may take half a minute"
 _KEPT = 32  # files of one function: for types, versions and processors
 _DIGEST = 32  # bytes of SHA-256
+_KNOWN = ("builtins", "math", "cmath", "operator", "numpy", "numba", "llvmlite")
+"""Packages whose functions are known by their names: their versions are in every content."""
 _PLAIN = (int, float, complex, str, bytes, type(None), type(Ellipsis))
 
 
@@ -116,19 +118,18 @@ class _Content:
             return self._code(value, None)
         if isinstance(value, (tuple, frozenset)):
             each = [self._value(one) for one in value]
-            return (
-                f"{type(value).__qualname__} {each if isinstance(value, tuple) else sorted(each)}"
-            )
+            kind = f"{type(value).__qualname__}{getattr(value, '_fields', '')}"
+            return f"{kind} {each if isinstance(value, tuple) else sorted(each)}"
         if isinstance(value, np.ndarray):
             raw = hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()
             return f"array {value.dtype} {value.shape} {raw}"
         home = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", "")
-        ours = str(home).partition(".")[0] == __name__.partition(".")[0]
-        if isinstance(value, FunctionType) and ours:
+        package = str(home).partition(".")[0]
+        if isinstance(value, FunctionType) and package == __name__.partition(".")[0]:
             return self._place(value)
         if isinstance(value, (*_PLAIN, types.Type, np.generic, np.dtype)):
             return repr(value)
-        if ours or not hasattr(value, "__name__"):
+        if package not in _KNOWN or not hasattr(value, "__name__"):
             raise _Unnamed(f"{value!r}")
         return f"{home}.{getattr(value, '__qualname__', value.__name__)}"
 

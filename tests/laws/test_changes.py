@@ -32,23 +32,32 @@ histories = st.lists(changes, max_size=12)
 OPS = {"insert": "c", "update": "u", "delete": "d"}
 
 
-def by_debezium(history, rule, restarts=()):
-    """The rows; at each restart the messages since some earlier one are sent again."""
+def messages_of(history):
+    """Each with its number as its place; several of one record have a place of their own."""
     messages = []
-    for place, (operation, row, unit, page) in enumerate(history, 1):
+    for number, (operation, row, unit, page, *record) in enumerate(history, 1):
         after = None if operation == "delete" else {"id": row, "user": unit, "page": page}
+        place = record[0] if record else number
         source = {"connector": "postgresql", "sequence": f'["0", "{place}"]'}
         messages.append(json.dumps({"op": OPS[operation], "after": after, "source": source}))
-    log, sent = [], 0
-    for until, back in [*restarts, (len(messages), 0)]:
-        until = min(max(until, sent), len(messages))
-        begin = max(0, sent - back)
-        begin = sent if begin == sent - 1 else begin  # one alone may be a longer record
-        log += messages[begin:until]
-        sent = until
+    return messages
+
+
+def rows_of_log(log, rule):
     payloads = [one.encode() for one in log]
     found = DebeziumDecoder(Decoder("json"), rule).changes(payloads, None, ["id", "user", "page"])
     return [(row["id"], row["user"], row["page"]) for row in found.decoded.table.to_pylist()]
+
+
+def by_debezium(history, rule, restarts=()):
+    """The rows; at each restart the messages since some earlier one are sent again."""
+    messages = messages_of(history)
+    log, sent = [], 0
+    for until, back in [*restarts, (len(messages), 0)]:
+        until = min(max(until, sent), len(messages))
+        log += messages[max(0, sent - back) : until]
+        sent = until
+    return rows_of_log(log, rule)
 
 
 def by_pgoutput(history, rule):
@@ -117,6 +126,26 @@ def test_what_is_sent_again_changes_nothing(history, rule, restarts):
     assert by_debezium(history, rule, restarts) == by_debezium(history, rule)
     texts = [tuple(map(str, row)) for row in by_debezium(history, rule)]
     assert texts == by_pgoutput(history, rule)
+
+
+records = st.lists(st.integers(1, 4), max_size=8).map(sorted)
+
+
+@given(records, st.data(), st.sampled_from(UNITS))
+@settings(max_examples=150, deadline=None)
+def test_what_is_sent_again_depends_on_no_other_unit(places, data, unit):
+    """Records of several rows, sent again from anywhere on, also the last alone: others' rows are
+    the same without the unit, whose messages are in neither part of the log then."""
+    history = [
+        ("insert", number, data.draw(st.sampled_from(UNITS)), "x", place)
+        for number, place in enumerate(places)
+    ]
+    log, back = messages_of(history), data.draw(st.integers(0, len(history)))
+    less = messages_of(without(history, unit))
+    again = messages_of(without(history[back:], unit))
+
+    rows, fewer = rows_of_log(log + log[back:], "inserts"), rows_of_log(less + again, "inserts")
+    assert others(rows, unit) == Counter(fewer)
 
 
 def test_a_form_that_looks_at_rows_of_others_is_caught():

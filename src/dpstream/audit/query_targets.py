@@ -503,6 +503,15 @@ _IN_THE_LAST_PERIOD = tuple(
     for again in (9, 0)
 )
 """All runs share the histograms: what they choose must be plain, and the same without the unit."""
+_LAST_PERIOD_OF_EIGHT = tuple(
+    unit_pair(
+        f"a unit in eight groups of the last period, {others} others in the first",
+        others=((0, 0, others),) if others else (),
+        unit=tuple((group, STEPS - 1) for group in range(8)),
+    )
+    for others in (0, 1)
+)
+"""For the same reason: the units of all runs together would choose later periods' bounds."""
 _RISING: dict[str, Any] = {
     "privacy_unit_period": "24 hours",
     "groups": 16,
@@ -635,6 +644,7 @@ def query_targets() -> Catalogue:
             ", bounds that are chosen for each period by histograms of earlier ones.",
             **_CHOSEN,
             groups=8,
+            pairs=_LAST_PERIOD_OF_EIGHT,
             privacy_unit_period="8 hours",
             public_groups=lambda runs: range(8 * runs),
         ),
@@ -642,6 +652,7 @@ def query_targets() -> Catalogue:
             ", sums whose clamps are chosen for each period; the unit's value is beyond them.",
             **_CHOSEN | _OPEN_SUM,
             groups=8,
+            pairs=_LAST_PERIOD_OF_EIGHT[:1],  # other clamps would be chosen by chance
             privacy_unit_period="8 hours",
             public_groups=lambda runs: range(8 * runs),
         ),

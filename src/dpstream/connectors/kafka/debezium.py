@@ -8,6 +8,7 @@ earlier is set aside. A position in the topic carries that place, so a replay se
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,7 +34,7 @@ _ALONE = 3  # numbers of a place that one row has for itself
 _EPOCH = datetime(1970, 1, 1)
 
 LogPlace = list[Any]
-"""A place in the database's log, how many messages came from there, and how many of them again."""
+"""A place in the database's log, and the marks of the messages that came from there."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -156,27 +157,30 @@ class _Event:
             pass
         return None
 
+    @property
+    def mark(self) -> str:
+        """The same for a message that comes again, another for other changes of its record."""
+        change = [self.body.get(name) for name in ("op", "before", "after")]
+        return hashlib.blake2b(json.dumps(change, default=str).encode(), digest_size=8).hexdigest()
+
 
 def _follow(last: LogPlace | None, event: _Event) -> tuple[LogPlace | None, bool]:
     """The place in the log after a message, and whether the message has come before.
 
-    One record of PostgreSQL's log may hold several rows (COPY makes such), which share a place. So
-    they are counted: where messages come again from an earlier place on, as many are left out.
-    Where the very last record alone comes again, that cannot be told from one with more rows.
+    One record of PostgreSQL's log may hold several rows (COPY makes such), which share a place: a
+    message of them has come before if the same one has. So nothing that one unit has in the log
+    decides about a row of another.
     """
     place = event.place
     if place is None:
         return last, False
+    marks = [] if len(place) == _ALONE else [event.mark]
     if last is None or len(last[0]) != len(place) or place > last[0]:
-        return [place, 1, None], False
-    reached, count, again = last
-    if place < reached:
-        return [reached, count, 0], True
-    if len(place) == _ALONE:
+        return [place, marks], False
+    reached, known = last
+    if place < reached or not marks or marks[0] in known:
         return last, True
-    if again is None or again == count:
-        return [reached, count + 1, None], False
-    return [reached, count, again + 1], True
+    return [reached, known + marks], False
 
 
 def _row(event: _Event, columns: Columns) -> bytes:

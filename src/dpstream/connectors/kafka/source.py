@@ -166,7 +166,7 @@ class KafkaSource:
             case [str(topic), int(first), int(following), *places] if (
                 0 <= first <= following
                 and (not places or isinstance(self._decoder, DebeziumDecoder))
-                and all(isinstance(place, list) and len(place) == 3 for place in places)
+                and all(isinstance(place, list) and len(place) == 2 for place in places)
                 and len(places) <= 1
             ):
                 pass
