@@ -2,14 +2,13 @@
 
 import ast
 import inspect
-import warnings
 from dataclasses import fields, replace
 
 import numpy as np
 import pytest
 
 import dpstream as dps
-from dpstream.errors import InvalidParameter, UnexpectedResult
+from dpstream.errors import InvalidParameter
 from dpstream.query.aggregates import Avg, Count, Sum
 from dpstream.query.noise_plan import plan_query
 from dpstream.query.query import Bounds, Query
@@ -310,34 +309,3 @@ def test_only_groups_that_are_known_to_be_few_cut_bounds():
         for each in (few, query_of(keys=(), max_groups_contributed=1))
     ]
     assert noise[0] == noise[1]
-
-
-def test_a_query_that_promises_little_says_so_once():
-    """When it is written by hand; not when it is changed, started or planned."""
-    asked = {"privacy_unit_column": "user", "max_groups_contributed": 1}
-    with pytest.warns(UnexpectedResult) as said:
-        query = dps.Query(**asked, epsilon=50, delta=0.01)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert replace(query, name="other").starting(0).epsilon == 50
-    words = [str(each.message) for each in said]
-
-    assert len(words) == 2
-    assert "epsilon = 50 protects nobody" in words[0]
-    assert "delta = 0.01 is the chance" in words[1]
-    assert {each.filename for each in said} == {__file__}
-
-
-def test_sql_that_promises_little_says_so_once():
-    """The compiler says it, and the query that it makes is silent."""
-    text = (
-        "SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 50, privacy_unit_column = user, "
-        "max_groups_contributed = 1, max_rows_per_group = 1) page, COUNT(*) AS n FROM t GROUP BY 1"
-    )
-    for parameters in ({"delta": 1e-9}, {"delta": 1e-9, "epsilon": 60.5}):
-        with pytest.warns(UnexpectedResult) as said:
-            dps.sql(
-                text.replace("epsilon = 50, ", "") if len(parameters) > 1 else text, **parameters
-            )
-
-        assert ["protects nobody" in str(each.message) for each in said] == [True]

@@ -34,7 +34,6 @@ from dpstream.bounds_proposal.lost_rows import (
 )
 from dpstream.bounds_proposal.propose import asked_about, from_histograms, reading_of
 from dpstream.connectors.memory import TableSource
-from dpstream.privacy.amounts import exact
 from dpstream.privacy.state import Secret
 from dpstream.query.noise_plan import plan_query
 from dpstream.query.query import Query
@@ -45,7 +44,7 @@ QUERY = Query(
     privacy_unit_column="user",
     keys=("key",),
     epsilon=EPSILON,
-    delta=exact(DELTA),  # that is as large as it is meant to be
+    delta=DELTA,
     max_groups_contributed=1,
 ).starting(0)
 """What bounds are wanted for."""

@@ -74,7 +74,6 @@ from dpstream.audit.query_samplers import (
     unit_pair,
 )
 from dpstream.audit.targets import Catalogue, Maker, Pair, by_name, target
-from dpstream.privacy.amounts import exact
 from dpstream.query.aggregates import Avg, Count, CountDistinct, CountUnits, Sum
 from dpstream.query.noise_plan import NoisePlan, plan_query
 from dpstream.query.public_tables import WholeTable
@@ -114,9 +113,7 @@ def day_query(**facts: Any) -> Query:
         "buffers": 2,
         "report_bias": False,
     }
-    asked = common | facts
-    amounts = {name: exact(asked[name], name) for name in ("epsilon", "delta")}  # no warning
-    return Query(**asked | amounts)
+    return Query(**common | facts)
 
 
 def debias_query(**facts: Any) -> Callable[[int], Query]:

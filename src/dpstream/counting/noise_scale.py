@@ -32,8 +32,8 @@ from dpstream.privacy.spend import NORMAL_LARGEST, NORMAL_LOST, NORMAL_PRECISION
 _ROOM = 1.05  # for second-order terms, and for the float error of this very bound
 _TOEPLITZ_RATIO, _TREE_RATIO = 2, 10
 NEGLIGIBLE = Fraction(1, 100)
-"""The part of epsilon, and of delta, that float error may take at most."""
 HARDLY_PRIVATE = 20  # an epsilon beyond it is told of in plain words
+"""The part of epsilon, and of delta, that float error may take at most."""
 
 
 Process = BufferedLinearToeplitz | LastTwice | Honaker

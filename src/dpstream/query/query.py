@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -12,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import numpy as np
 import pyarrow as pa
 
-from dpstream.counting.noise_scale import HARDLY_PRIVATE
-from dpstream.errors import InvalidParameter, UnexpectedResult
+from dpstream.errors import InvalidParameter
 from dpstream.mechanisms.base import whole
 from dpstream.privacy.accounting.promises import promise, rows_of
 from dpstream.privacy.amounts import Amount, positive
@@ -74,7 +72,6 @@ _KEYS = """
 _OF_BIAS = Fraction(1, 50)  # of the budget: totals of a window are large beside their noise
 _USUALLY_KEPT = Fraction(9, 10)  # of the rows; whatever it is, sound
 _OF_BEYOND = Fraction(1, 5)  # of what is spent on rows
-_LARGE_DELTA = 1e-3  # beyond it a query is told of in plain words
 _FEWEST_DROPPED = 4  # rows that count of a unit of which few are kept
 MOST_REMEMBERED = 1_000_000
 """Keys of earlier windows that are remembered, if nobody says how many."""
@@ -219,7 +216,6 @@ class Query(RowSpec, identity="query", keys=_KEYS):
 
     def __post_init__(self) -> None:
         put = partial(object.__setattr__, self)
-        written = [name for name in ("epsilon", "delta") if not _is_exact(getattr(self, name))]
         for name in ("epsilon", "delta", "selection_share", "last_share", "last_budget"):
             if getattr(self, name) is None and name.startswith("last_"):
                 continue
@@ -277,9 +273,6 @@ class Query(RowSpec, identity="query", keys=_KEYS):
             self._check_choices()
         if self.correlated_noise:
             self._check_correlated()
-        asked = {name: float(getattr(self, name)) for name in written}
-        for words in budget_remarks(self.name, **asked):
-            warnings.warn(words, UnexpectedResult, stacklevel=3)
 
     def _check_answers(self) -> None:
         """Refuse aggregates and ways to show them that have no meaning."""
@@ -980,28 +973,6 @@ class Query(RowSpec, identity="query", keys=_KEYS):
             time_zone=self.time_zone,
             change=self.protected,
         )
-
-
-def budget_remarks(query: str, *, epsilon: float = 0, delta: float = 0) -> list[str]:
-    """Plain words for an epsilon and a delta that promise little."""
-    words = []
-    if epsilon > HARDLY_PRIVATE:
-        words.append(
-            f"{query}: epsilon = {epsilon:g} protects nobody: with somebody's rows a release "
-            "may be e^epsilon times as likely as without them; usual are 0.1 to 5"
-        )
-    if delta > _LARGE_DELTA:
-        words.append(
-            f"{query}: delta = {delta:g} is the chance that the promise fails for somebody, "
-            "whose rows may then be shown; it should be far below one over the number of users, "
-            "such as 1e-9 (it is never compared with the data's own number)"
-        )
-    return words
-
-
-def _is_exact(amount: Any) -> bool:
-    """Has another query, or the compiler of SQL, which says so itself, passed it on?"""
-    return isinstance(amount, Fraction)
 
 
 def _exact_weights(

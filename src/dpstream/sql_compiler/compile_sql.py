@@ -16,12 +16,13 @@ from typing import Any
 
 from sqlglot import exp
 
+from dpstream.counting.noise_scale import HARDLY_PRIVATE
 from dpstream.errors import DpstreamError, InvalidParameter, UnexpectedResult
 from dpstream.mechanisms import REGISTRY, find
 from dpstream.mechanisms.base import HistogramMechanism, Mechanism, SeriesMechanism
 from dpstream.mechanisms.counters.factorised_counter import CountingParameters
 from dpstream.query.aggregates import CountDistinct
-from dpstream.query.query import Query, budget_remarks
+from dpstream.query.query import Query
 from dpstream.query.row_spec import RowSpec
 from dpstream.query.series_query import SeriesQuery
 from dpstream.sql_compiler import (
@@ -49,6 +50,7 @@ _OF_MECHANISM = {"privacy_unit", *_SERIES_OPTIONS, "epsilon", "delta"}  # the ot
 _OF_ROWS = {field.name for field in dataclasses.fields(RowSpec)}
 _OF_USERS = {field.name for field in dataclasses.fields(Query)} - _OF_ROWS - {"epsilon", "delta"}
 _USER_OPTIONS = ("privacy_unit_period", "max_values_per_group", *sorted(_OF_USERS))
+_LARGE_DELTA = 1e-3  # beyond it a query is told of in plain words
 _DEFAULT_MECHANISM = "pacer"  # the w-event mechanism that is nowhere far from the best
 
 
@@ -394,8 +396,20 @@ def remarks(compiled: Compiled) -> list[str]:
 def _budget_remarks(query: Query | SeriesQuery) -> list[str]:
     """Plain words for an epsilon and a delta that promise little."""
     asked = query.mechanism if isinstance(query, SeriesQuery) else query
-    amounts = {name: float(getattr(asked, name, 0) or 0) for name in ("epsilon", "delta")}
-    return budget_remarks(query.name, **amounts)
+    epsilon, delta = (float(getattr(asked, name, 0) or 0) for name in ("epsilon", "delta"))
+    words = []
+    if epsilon > HARDLY_PRIVATE:
+        words.append(
+            f"{query.name}: epsilon = {epsilon:g} protects nobody: with somebody's rows a release "
+            "may be e^epsilon times as likely as without them; usual are 0.1 to 5"
+        )
+    if delta > _LARGE_DELTA:
+        words.append(
+            f"{query.name}: delta = {delta:g} is the chance that the promise fails for somebody, "
+            "whose rows may then be shown; it should be far below one over the number of users, "
+            "such as 1e-9 (it is never compared with the data's own number)"
+        )
+    return words
 
 
 def warn_of_remarks(compiled: Compiled, *, stacklevel: int) -> None:

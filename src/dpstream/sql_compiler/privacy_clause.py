@@ -15,7 +15,6 @@ from typing import Any
 from sqlglot import exp
 
 from dpstream.errors import InvalidParameter
-from dpstream.privacy.amounts import exact
 from dpstream.query.period_bounds import AUTO
 from dpstream.query.windows import duration
 from dpstream.sql_compiler.expressions import literal_value, suggestion
@@ -249,14 +248,9 @@ class Option:
     sets: str = ""
 
 
-def _exact(value: Any) -> Any:
-    """A number that a call gives; what is none is refused where it is used."""
-    return exact(value, "it") if type(value) in (int, float) and math.isfinite(value) else value
-
-
 OPTIONS = {
-    "epsilon": Option(number, _exact),
-    "delta": Option(number, _exact),
+    "epsilon": Option(number),
+    "delta": Option(number),
     "privacy_unit_column": Option(column),
     "privacy_unit_period": Option(period),
     "max_groups_contributed": Option(integer_or_auto),
