@@ -45,6 +45,13 @@ def test_what_counts_of_a_large_unit():
     assert "as it is" in why_in_words(alternatives(ASKED))
 
 
+def test_all_counts_where_there_is_one_group():
+    """No unit can have two."""
+    one = dps.Query(privacy_unit_column="user", epsilon=1, max_groups_contributed=1)
+
+    assert {told.kept for told in alternatives(one)} == {1.0}
+
+
 def test_bounds_that_are_chosen_are_those_of_the_first_periods():
     """With their own clamps; a query through a mechanism is refused."""
     first = replace(CHOOSING_ALL, epsilon=8)

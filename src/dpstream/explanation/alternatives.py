@@ -53,9 +53,10 @@ def alternatives(query: Query | SeriesQuery) -> list[Alternative]:
     if query.candidates:  # what is predicted is of the first periods
         query = query.with_bounds(query.first_bounds)
     groups, rows = query.bounds.groups, query.bounds.rows_per_group
-    offered = 4 * groups * rows  # by a unit with twice the groups and twice the rows in each
-    if rows == 1:
-        offered = 2 * groups
+    most = 2 * groups  # of a large unit, unless there are fewer
+    if query.reachable is not None:
+        most = min(most, query.reachable)
+    offered = most * (2 * rows if rows > 1 else 1)
     found = []
     for setting, changes in [("as it is", {}), *_changes(query)]:
         try:
@@ -66,7 +67,7 @@ def alternatives(query: Query | SeriesQuery) -> list[Alternative]:
         if changes and changed == query:
             continue
         column = told.columns[0] if told.columns else {}
-        kept = min(changed.bounds.groups, 2 * groups) * min(
+        kept = min(changed.bounds.groups, most) * min(
             changed.bounds.rows_per_group, 2 * rows if rows > 1 else 1
         )
         found.append(
@@ -137,6 +138,7 @@ def why_in_words(found: list[Alternative]) -> str:
             *(f"  {line.rstrip()}" for line in table),
             "  kept: the share that counts of a unit with twice the groups that the query bounds",
             "  it by (and twice the rows in each, where it bounds them by more than one)",
+            "  selection_share, last_budget: in Python alone",
         ]
     )
 
