@@ -646,7 +646,7 @@ def query_targets() -> Catalogue:
             public_groups=lambda runs: range(8 * runs),
         ),
         latched_chosen_clamps=_group_by(
-            ", sums whose clamps are chosen for each period; the unit's value is beyond them.",
+            ", sums whose clamps choose themselves, under the first; the unit's value is beyond.",
             **_CHOSEN | _OPEN_SUM,
             groups=8,
             pairs=_LAST_PERIOD_OF_EIGHT[:1],  # other clamps would be chosen by chance
