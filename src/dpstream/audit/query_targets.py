@@ -490,25 +490,25 @@ _CHOSEN: dict[str, Any] = {
 _OPEN_SUM: dict[str, Any] = {
     "aggregates": (Sum("s", column="nth", contribution_bounds_per_row=(0, "auto")),),
 }
-_IN_THE_LAST_PERIOD = tuple(
-    unit_pair(
-        f"four rows in each of two groups, where others had {1 + bool(again)}",
-        others=((0, 0, 9),),
-        unit=tuple((group, 1) for group in range(2) for _ in range(4)),
-        again=again,
+
+
+def _chosen(about: str, *, groups: int = 8, **facts: Any) -> Maker:
+    """Bounds that choose themselves: each run is a query of its own, with its own histograms.
+
+    Runs that share a query would share these, and all their units together would move the choice.
+    """
+    options = {"apart": "nothing", "groups": groups, "privacy_unit_period": "8 hours"}
+    facts = _CHOSEN | facts | options | {"public_groups": lambda _: range(groups)}
+    pairs = unit_pairs(groups, again="max_rows_per_group" in facts)
+    return query_target(
+        f"A continual GROUP BY, strategy latched, {about}, each period by histograms of earlier.",
+        _day_runs(**facts),
+        *pairs[6:],  # nobody else: the unit alone moves the choice
+        *pairs[:6],
+        runs=(400, 1_500),
     )
-    for again in (9, 0)
-)
-"""All runs share the histograms: what they choose must be plain, and the same without the unit."""
-_LAST_PERIOD_OF_EIGHT = tuple(
-    unit_pair(
-        f"a unit in eight groups of the last period, {others} others in the first",
-        others=((0, 0, others),) if others else (),
-        unit=tuple((group, STEPS - 1) for group in range(8)),
-    )
-    for others in (0, 1)
-)
-"""For the same reason: the units of all runs together would choose later periods' bounds."""
+
+
 _RISING: dict[str, Any] = {
     "privacy_unit_period": "24 hours",
     "groups": 16,
@@ -637,32 +637,13 @@ def query_targets() -> Catalogue:
             unit_pair("a unit in one of them", unit=((0, 0),)),
             runs=(2_000, 16_000),
         ),
-        latched_chosen=_group_by(
-            ", bounds that are chosen for each period by histograms of earlier ones.",
-            **_CHOSEN,
-            groups=8,
-            pairs=_LAST_PERIOD_OF_EIGHT,
-            privacy_unit_period="8 hours",
-            public_groups=lambda runs: range(8 * runs),
-        ),
-        latched_chosen_clamps=_group_by(
-            ", sums whose clamps choose themselves, under the first; the unit's value is beyond.",
-            **_CHOSEN | _OPEN_SUM,
-            groups=8,
-            pairs=_LAST_PERIOD_OF_EIGHT[:1],  # other clamps would be chosen by chance
-            privacy_unit_period="8 hours",
-            public_groups=lambda runs: range(8 * runs),
-        ),
-        latched_chosen_rows=_group_by(
-            ", counts whose rows in a group are chosen, too; the unit has four in each of two.",
-            **_CHOSEN | {"max_groups_contributed": 2},
+        latched_chosen=_chosen("bounds on groups that are chosen"),
+        latched_chosen_clamps=_chosen("sums whose clamps are chosen, too", **_OPEN_SUM),
+        latched_chosen_rows=_chosen(
+            "rows in a group that are chosen, too",
+            groups=2,
             max_rows_per_group="auto",
             aggregates=(Count("n"),),
-            end="1970-01-01T16:00",
-            groups=2,
-            privacy_unit_period="8 hours",
-            public_groups=lambda runs: range(2 * runs),
-            pairs=_IN_THE_LAST_PERIOD,
         ),
         sqlp_remembered=_group_by(
             ", keys that the first window has shown, all of them shown in the others.",
