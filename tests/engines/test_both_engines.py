@@ -99,7 +99,7 @@ def test_a_run_that_was_broken_off_goes_on(engine, tmp_path, expected, done):
 
 
 def test_earlier_windows_are_known_after_a_break(engine, tmp_path):
-    """Differences and running totals go on from what was published before."""
+    """Differences, running totals and levels go on from what was published before."""
     unbroken = whole(tmp_path / "whole", LOOKING_BACK)
     write(tmp_path / "broken", table())
     break_off(tmp_path / "broken", 6, LOOKING_BACK, engine=engine)
@@ -107,6 +107,7 @@ def test_earlier_windows_are_known_after_a_break(engine, tmp_path):
 
     assert published(tmp_path / "broken") == unbroken
     assert last["change"].null_count < len(last)
+    assert last["level"].to_pylist() != last["clicks"].to_pylist() != last["shrunk"].to_pylist()
 
 
 @pytest.mark.parametrize(("done", "asked"), [(4, CHOOSING), (11, CHOOSING), (11, CHOOSING_ALL)])

@@ -6,7 +6,6 @@ Every test has a bucket of its own on a real gateway.
 import json
 import signal
 from contextlib import closing
-from datetime import timedelta
 from fractions import Fraction
 from functools import partial
 from itertools import count
@@ -16,8 +15,6 @@ import pytest
 from hypothesis import given
 from obstore.store import S3Store
 
-import dpstream as dps
-from dpstream.connectors import ledger_lines
 from dpstream.connectors.objects import client, ledger_store
 from dpstream.connectors.server_base import ServerAway
 from dpstream.errors import BudgetExceeded, InvalidParameter, LedgerError, ServerUnreachable
@@ -26,9 +23,17 @@ from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.ledger.store import as_ledger_place
 from tests.laws import test_one_book as laws
 from tests.servers.conftest import PASSWORD
-from tests.servers.test_postgres_ledger import BOTH, USER, charge, charged, opened
+from tests.servers.ledger_suite import (
+    BOTH,
+    USER,
+    ServerLedgerSuite,
+    charge,
+    charged,
+    decides_as_a_file,
+    opened,
+)
 from tests.support.long import some_examples
-from tests.support.processes import exit_status, kill_this_process, run_in_new_process, start_fork
+from tests.support.processes import kill_this_process, run_in_new_process
 
 pytestmark = pytest.mark.servers
 names = (f"books-{number}" for number in count())
@@ -68,57 +73,13 @@ def test_the_lines_are_those_of_a_file(tmp_path, bucket, uri, monkeypatch):
 @given(laws.asked(), BOTH)
 def test_it_decides_as_a_file_does(object_server, tmp_path_factory, charges, width):
     """The law of one book: every charge, refusal and balance, also of a second reader."""
-    unit = {1: "event", None: "user"}.get(width, "w_event")
-    terms = dps.Terms(unit=unit, window=width if unit == "w_event" else None, total=1)
-    file = Ledger(tmp_path_factory.mktemp("book") / "book")
     with pytest.MonkeyPatch.context() as patch:
         for name, value in object_server.environment.items():
             patch.setenv(name, value)
         patch.setattr(ledgers, "_KEEP", 4)
         patch.setattr(ledger_store, "_SEAL", 2000)
         uri = f"s3://{object_server.bucket(next(names)).name}/book"
-        server = Ledger(uri)
-        for ledger in (file, server):
-            ledger.open("s", terms)
-            ledger.register("s", laws.RUN, "plan")
-            ledger.begin("s", laws.RUN, "epoch", after="")
-            ledger.reach("s", laws.RUN, 3, ["digest"], epoch="epoch", types="types")
-        for one in charges:
-            assert laws.decision(file, one) == laws.decision(server, one), one
-        stands = [laws.standing(each, charges) for each in (file, server, Ledger(uri))]
-    assert stands[0] == stands[1] == stands[2]
-
-
-def test_compaction_changes_no_answer(bucket, uri, monkeypatch):
-    """The oldest records fold; who has the ledger open, and who comes later, see the same."""
-    monkeypatch.setattr(ledger_lines, "LARGE", 0)
-    monkeypatch.setattr(ledger_store, "_SEAL", 1000)
-    monkeypatch.setattr(ledgers, "_WORTHWHILE", 1)
-    monkeypatch.setattr(ledgers, "_VERBATIM", timedelta(0))
-    terms = dps.Terms(unit="w_event", window=3, total=Fraction(1))
-    ledger, other = opened(uri, terms), Ledger(uri)
-    heads = []
-    for step in range(40):
-        ledger.charge("flu", charge(step))
-        heads.append(ledger.head())
-        if step in (5, 25):
-            before, seen = ledger.report(), other.report()
-            ledger._look_again = ""
-            ledger.compact()
-            assert ledger.report() == before == seen
-    late = Ledger(uri)
-
-    assert ledger.report() == other.report() == late.report()
-    assert all(one.has(head) for one in (ledger, other, late) for head in heads)
-    assert not late.has((heads[-1][0], "0" * 16))
-    records = list(late.history())
-    assert len(records) < 40
-    assert any("compacted" in record for record in records)
-    other.charge("flu", charge(40))
-    assert ledger.peak("flu") == other.peak("flu")
-    head = json.loads((bucket / "books" / "clicks" / "head").read_bytes())
-    kept = {f"books/clicks/{path.name}" for path in (bucket / "books" / "clicks").glob("lines-*")}
-    assert kept == {key for _, key in head["sealed"]}
+        decides_as_a_file(uri, tmp_path_factory.mktemp("book"), charges, width)
 
 
 def race(workers, work):
@@ -174,6 +135,24 @@ def lost(when, meanwhile=lambda: None, every=10**9):
     return failing
 
 
+@pytest.fixture
+def lose(monkeypatch):
+    return lambda *how: monkeypatch.setattr(client.Bucket, "replace", lost(*how))
+
+
+class TestEveryLedger(ServerLedgerSuite):
+    """In a bucket."""
+
+    def test_compaction_changes_no_answer(self, uri, bucket, monkeypatch):
+        """Where lines went into objects of their own, too; those that no head names are gone."""
+        monkeypatch.setattr(ledger_store, "_SEAL", 1000)
+        super().test_compaction_changes_no_answer(uri, monkeypatch)
+        folder = bucket / "books" / "clicks"
+        head = json.loads((folder / "head").read_bytes())
+        kept = {f"books/clicks/{path.name}" for path in folder.glob("lines-*")}
+        assert kept == {key for _, key in head["sealed"]}
+
+
 def test_writers_whose_answers_are_lost_charge_what_they_say(uri, monkeypatch):
     """Two of them, until the book is full: what each was told is in it once, and nothing else."""
     opened(uri).close()
@@ -197,37 +176,6 @@ def test_writers_whose_answers_are_lost_charge_what_they_say(uri, monkeypatch):
     assert sorted(found) == sorted(
         (f"{worker:032x}", step) for worker, one in said.items() for step in range(len(one))
     )
-
-
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_an_answer_that_is_lost_is_looked_up(uri, monkeypatch, when):
-    """Whether the write was made or not, the charge is there once."""
-    ledger = opened(uri)
-    monkeypatch.setattr(client.Bucket, "replace", lost(when))
-
-    assert ledger.charge("flu", charge(0)) is True
-    assert charged(uri) == [0]
-    assert ledger.charge("flu", charge(1))
-    assert ledger.left("flu") == Fraction(7, 8)
-
-
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_others_that_write_meanwhile_are_counted(uri, monkeypatch, when):
-    """What did not get through is checked again, against what others have charged since."""
-    ledger, other = opened(uri), Ledger(uri)
-
-    def meanwhile():
-        other.charge("flu", charge(0, "1/2" if when == "before" else "1/8", run="cd" * 16))
-
-    monkeypatch.setattr(client.Bucket, "replace", lost(when, meanwhile))
-    if when == "before":
-        with pytest.raises(BudgetExceeded):
-            ledger.charge("flu", charge(0, "3/4"))
-    else:
-        assert ledger.charge("flu", charge(0, "3/4")) is True
-
-    left = Fraction(1, 2) if when == "before" else Fraction(1, 8)
-    assert ledger.left("flu") == other.left("flu") == left
 
 
 def test_the_same_record_of_two_writers_is_two_records(uri, monkeypatch):
@@ -282,18 +230,6 @@ def test_a_server_that_restarts_in_a_charge(objects, uri, monkeypatch):
 
     assert impatient.charge("flu", charge(1))
     assert charged(uri) == [0, 1]
-
-
-def test_a_ledger_of_before_a_fork_is_refused(uri):
-    """The client's threads are not in the child, and a call would never return."""
-    ledger = opened(uri)
-
-    def use():
-        with pytest.raises(LedgerError, match="before a fork"):
-            ledger.charge("flu", charge(0))
-
-    assert exit_status(start_fork(use)) == 0
-    assert ledger.charge("flu", charge(0))
 
 
 def test_damage_and_loss_are_refused(bucket, uri, monkeypatch):

@@ -18,10 +18,8 @@ import psycopg
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
 import dpstream as dps
-from dpstream.connectors import ledger_lines
 from dpstream.connectors.postgres import ledger_store
 from dpstream.connectors.postgres.ledger_store import PostgresLedger
 from dpstream.errors import (
@@ -32,7 +30,6 @@ from dpstream.errors import (
     StateError,
 )
 from dpstream.privacy.ledger import ledger as ledgers
-from dpstream.privacy.ledger.charges import Cells, Charge
 from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.ledger.store import LedgerAddress, as_ledger_place
 from dpstream.privacy.state.journal import Journal
@@ -41,14 +38,21 @@ from tests.golden.corpus import Golden, outcome, rows_text, run_options
 from tests.golden.queries import SINK_QUERY, in_utc, write_parquet
 from tests.laws import test_one_book as laws
 from tests.servers.conftest import PASSWORD
+from tests.servers.ledger_suite import (
+    BOTH,
+    USER,
+    ServerLedgerSuite,
+    charge,
+    charged,
+    decides_as_a_file,
+    opened,
+)
 from tests.support.fixed import RUN, SECRET
 from tests.support.long import some_examples
 from tests.support.processes import exit_status, start_fork
 
 pytestmark = pytest.mark.servers
 NUMBERS = itertools.count()
-USER = dps.Terms(unit="user", total=Fraction(1))
-BOTH = st.sampled_from([1, 3, 8, None])
 
 
 @pytest.fixture
@@ -83,25 +87,6 @@ def ask(server, statement, *given):
         return done.fetchall() if done.description else None
 
 
-def charge(step, amount="1/16", run="ab" * 16):
-    cells = Cells(first=step, last=step)
-    return Charge(
-        run=run, query="q", purpose="p", step=step, amount=Fraction(amount), cells=cells, digest="d"
-    )
-
-
-def opened(uri, terms=USER):
-    ledger = Ledger(uri)
-    ledger.open("flu", terms)
-    return ledger
-
-
-def charged(uri):
-    """The steps that were charged, as the server has them."""
-    with closing(Ledger(uri)) as ledger:
-        return [record["step"] for record in ledger.history() if "amount" in record]
-
-
 # The same book
 
 
@@ -124,25 +109,11 @@ def test_the_lines_are_those_of_a_file(tmp_path, postgres, uri, monkeypatch):
 @given(laws.asked(), BOTH)
 def test_it_decides_as_a_file_does(postgres_server, tmp_path_factory, charges, width):
     """The law of one book: every charge, refusal and balance, also of a second reader."""
-    unit = {1: "event", None: "user"}.get(width, "w_event")
-    terms = dps.Terms(unit=unit, window=width if unit == "w_event" else None, total=1)
-    uri, file = new_uri(postgres_server), Ledger(tmp_path_factory.mktemp("book") / "book")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PGPASSFILE", str(postgres_server.passfile))
-        server = Ledger(uri)
         patch.setattr(ledgers, "_KEEP", 4)
-        for ledger in (file, server):
-            ledger.open("s", terms)
-            ledger.register("s", laws.RUN, "plan")
-            ledger.begin("s", laws.RUN, "epoch", after="")
-            ledger.reach("s", laws.RUN, 3, ["digest"], epoch="epoch", types="types")
-        for one in charges:
-            assert laws.decision(file, one) == laws.decision(server, one), one
-        other = Ledger(uri)
-        stands = [laws.standing(each, charges) for each in (file, server, other)]
-    assert stands[0] == stands[1] == stands[2]
-    server.close()
-    other.close()
+        uri = new_uri(postgres_server)
+        decides_as_a_file(uri, tmp_path_factory.mktemp("book"), charges, width)
 
 
 def test_a_fixed_run_has_the_golden_digests(tmp_path, uri):
@@ -169,35 +140,6 @@ def test_a_fixed_run_has_the_golden_digests(tmp_path, uri):
         found.append(outcome(rows_text(rows), ledger))
 
     Golden().check("rows/sent", *found)
-
-
-def test_compaction_changes_no_answer(uri, monkeypatch):
-    """The oldest records fold; who has the ledger open, and who comes later, see the same."""
-    monkeypatch.setattr(ledger_lines, "LARGE", 0)
-    monkeypatch.setattr(ledgers, "_WORTHWHILE", 1)
-    monkeypatch.setattr(ledgers, "_VERBATIM", timedelta(0))
-    terms = dps.Terms(unit="w_event", window=3, total=Fraction(1))
-    ledger, other = opened(uri, terms), Ledger(uri)
-    heads = []
-    for step in range(40):
-        ledger.charge("flu", charge(step))
-        heads.append(ledger.head())
-        if step in (5, 25):
-            before, seen = ledger.report(), other.report()
-            ledger._look_again = ""
-            ledger.compact()
-            assert ledger.report() == before == seen
-    late = Ledger(uri)
-
-    assert ledger.report() == other.report() == late.report()
-    assert all(one.has(head) for one in (ledger, other, late) for head in heads)
-    assert not late.has((heads[-1][0], "0" * 16))
-    assert not late.has((heads[-1][0] + 9, heads[-1][1]))
-    records = list(late.history())
-    assert len(records) < 40
-    assert any("compacted" in record for record in records)
-    other.charge("flu", charge(40))
-    assert ledger.peak("flu") == other.peak("flu")
 
 
 # Several hosts
@@ -316,19 +258,6 @@ def test_a_stale_place_cannot_be_written(uri, monkeypatch):
     assert charged(uri) == [0]
 
 
-def test_a_ledger_of_before_a_fork_is_refused(uri):
-    """A child would speak over its parent's connection."""
-    ledger = opened(uri)
-
-    def use():
-        with pytest.raises(LedgerError, match="before a fork"):
-            ledger.charge("flu", charge(0))
-        ledger.close()
-
-    assert exit_status(start_fork(use)) == 0
-    assert ledger.charge("flu", charge(0))
-
-
 # Lost connections, kills
 
 
@@ -348,35 +277,13 @@ def lost(when, meanwhile=lambda: None):
     return failing
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_an_answer_that_is_lost_is_looked_up(uri, monkeypatch, when):
-    """Whether the server has committed or not, the charge is there once."""
-    ledger = opened(uri)
-    monkeypatch.setattr(PostgresLedger, "_finish", lost(when))
-
-    assert ledger.charge("flu", charge(0)) is True
-    assert charged(uri) == [0]
-    assert ledger.charge("flu", charge(1))
-    assert ledger.left("flu") == Fraction(7, 8)
+@pytest.fixture
+def lose(monkeypatch):
+    return lambda *how: monkeypatch.setattr(PostgresLedger, "_finish", lost(*how))
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_others_that_write_meanwhile_are_counted(uri, monkeypatch, when):
-    """What did not get through is checked again, against what others have charged since."""
-    ledger, other = opened(uri), Ledger(uri)
-
-    def meanwhile():
-        other.charge("flu", charge(0, "1/2" if when == "before" else "1/8", run="cd" * 16))
-
-    monkeypatch.setattr(PostgresLedger, "_finish", lost(when, meanwhile))
-    if when == "before":
-        with pytest.raises(BudgetExceeded):
-            ledger.charge("flu", charge(0, "3/4"))
-    else:
-        assert ledger.charge("flu", charge(0, "3/4")) is True
-
-    left = Fraction(1, 2) if when == "before" else Fraction(1, 8)
-    assert ledger.left("flu") == other.left("flu") == left
+class TestEveryLedger(ServerLedgerSuite):
+    """In PostgreSQL."""
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

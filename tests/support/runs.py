@@ -84,7 +84,9 @@ LOOKING_BACK = dps.sql(
                   max_rows_per_group = 2)
          page, COUNT(*) AS clicks,
          clicks - LAG(clicks) OVER (PARTITION BY page ORDER BY window_start) AS change,
-         SUM(clicks) OVER (PARTITION BY page ORDER BY window_start) AS so_far
+         SUM(clicks) OVER (PARTITION BY page ORDER BY window_start) AS so_far,
+         SMOOTH(clicks) OVER (PARTITION BY page ORDER BY window_start) AS level,
+         SHRINK(clicks) OVER () AS shrunk
        FROM TUMBLE(log, DESCRIPTOR(at), INTERVAL '2' HOUR) GROUP BY window_start, page
        EMIT EVERY INTERVAL '1' HOUR""",
     name="clicks",

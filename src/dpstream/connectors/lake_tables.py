@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
+from dpstream.connectors.changes import INSERTS, STOP
 from dpstream.connectors.server_base import ServerLog, ServerOptions
 from dpstream.errors import InvalidInput, InvalidParameter, RowsLost, StateError
 from dpstream.records import Batch, Columns, Position, select_columns
@@ -44,7 +45,7 @@ class VersionedSource(ServerLog[VersionPosition]):
     def __init__(self, options: ServerOptions, name: str) -> None:
         self.where = options.where
         self._start = options.text("start") or "earliest"
-        self._inserts_alone = options.choice("changes", ("stop", "inserts"), "stop") == "inserts"
+        self._inserts_alone = options.choice("changes", (STOP, INSERTS), STOP) == INSERTS
         until = options.text("until")
         if self._start not in ("earliest", "latest") and not self._start.isdecimal():
             raise InvalidParameter(

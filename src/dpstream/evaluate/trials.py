@@ -62,6 +62,7 @@ def range_error(released: Numbers, truth: Numbers) -> float:
     0.5
     """
     domain = int(truth.max()) + 1
+    # which ranges are asked for is chance, the same for all; no noise comes from it
     ends = np.random.default_rng(_QUERY_SEED).integers(0, domain, (_QUERIES, 2))
     low, high = ends.min(axis=1), ends.max(axis=1) + 1
     right, given = (_counts(values, low, high) for values in (truth, released))
