@@ -213,7 +213,7 @@ class RunDirectory:
     def close(self) -> None:
         """Release the lock; a mirror gets what came last, unless another goes on with it."""
         with suppress(StateError, ServerUnreachable):
-            sync_mirror(self.folder)
+            sync_mirror(self.folder, claim=False)
         self.log.close()
         if self.owns_ledger:
             self.ledger.close()
