@@ -43,7 +43,9 @@ _MIRRORS: dict[Path, Mirror] = {}
 def set_mirror(folder: Path, mirror: Mirror) -> None:
     """Keep a directory, and what is in it, in a mirror from now on; errors name its place."""
     _MIRRORS[folder.resolve()] = mirror
-    SHOWN_PLACES[str(folder)] = SHOWN_PLACES[str(folder.resolve())] = mirror.place
+    for path in (folder, folder.resolve()):
+        SHOWN_PLACES[str(path)] = mirror.place
+        SHOWN_PLACES[str(path.parent)] = mirror.place.rstrip("/").rpartition("/")[0]
 
 
 def mirror_of(folder: Path | None) -> Mirror | None:

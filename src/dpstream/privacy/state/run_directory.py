@@ -251,8 +251,8 @@ def make_empty(folder: Path) -> None:
     """Make the directory of a run that begins; one that holds another run's remains is refused."""
     if str(folder).startswith(("s3:/", "gs:/", "az:/")):
         raise StateError(
-            f"{folder} names a bucket, where only queries of dps.run, dps.run_all and dpstream sql "
-            "keep their state; name a directory"
+            f"{folder} names a bucket, where only queries (dps.run, dps.run_all, dpstream sql, "
+            "pipelines) keep their state; name a directory"
         )
     try:
         make_directory(folder, mode=0o700)
