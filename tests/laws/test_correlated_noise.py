@@ -130,11 +130,11 @@ def test_only_what_is_added_is_correlated():
         Avg("mean", column="x", contribution_bounds_per_row=(0, 4)),
     )
     plan = plan_query(asked(aggregates=aggregates, max_rows_per_group=2))
-    for column, noise in zip(plan.columns, plan.correlated, strict=True):
+    for column, noise in zip(plan.columns, plan.correlated(1), strict=True):
         added = column.kind in ("rows", "units") or (column.lo >= 0 and not column.middle)
         assert (noise is not None) == (added and column not in plan.query.totals), column
-    assert any(plan.correlated)
-    assert not all(plan.correlated[: len(plan.query.measures)])
+    assert any(plan.correlated(1))
+    assert not all(plan.correlated(1)[: len(plan.query.measures)])
 
 
 def test_what_is_refused():
@@ -167,7 +167,7 @@ def test_it_is_another_query():
 def test_groups_one_after_another_cost_more(spread):
     """The control: noise for one table, and a unit that comes to its groups in several. Each table
     has a shared part of its own, so the cross terms are lost; that is why it is refused."""
-    noise, groups = plan_query(asked()).correlated[0], len(KEYS)
+    noise, groups = plan_query(asked()).correlated(1)[0], len(KEYS)
     apart = sum(cost(noise, groups, np.eye(groups)[:many].sum(axis=0)) for many in spread)
 
     assert cost(noise, groups, np.ones(groups)) <= 1 + 1e-12
@@ -176,7 +176,7 @@ def test_groups_one_after_another_cost_more(spread):
 
 def test_noise_made_for_a_unit_in_all_groups_is_found_out():
     """The audit's control: half of the groups cost several times what all of them do."""
-    noise = SharedByAllGroups(asked()).correlated[0]
+    noise = SharedByAllGroups(asked()).correlated(1)[0]
 
     assert cost(noise, 6, np.ones(6)) <= 1 + 1e-9
     assert cost(noise, 6, np.repeat([1.0, 0.0], 3)) > 5

@@ -495,6 +495,8 @@ class QueryRun(Run):
             self.beginning = Beginning(**kept["notes"].get("beginning", {}))
         if self.beginning.not_before is not None:
             self.query = self.query.not_before(self.beginning.not_before)
+        if kept is not None:
+            self.query = self.query.as_begun(kept["facts"])
         self.plan = plan_query(self.query, None if kept is None else kept["facts"]["counters"])
         self.query = self.plan.query
 
@@ -551,6 +553,9 @@ class QueryRun(Run):
         made = () if folder is None else paths_to_make(folder, self.query)
         run, buckets, notes = run_id or mint_run_id(), self._default_buckets(), self._notes()
         about, secret, ledger = self._find_run(KIND, facts)
+        if about is None:
+            self.plan = self.plan.for_book(ledger.terms(self.dataset))
+            self.query, facts = self.plan.query, self._facts()
         keys: Any = MemoryWindowKeys(derived_for_tests=None if run_id is None else secret)
         directory, owns_ledger = None, not isinstance(self.ledger, Ledger)
         if folder is not None:

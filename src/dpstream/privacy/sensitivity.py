@@ -9,7 +9,6 @@ import math
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
-from typing import Any
 
 from dpstream.errors import InvalidParameter
 
@@ -162,20 +161,31 @@ _WORTH = 0.98  # of the noise without it: what correlated noise must have at mos
 
 @cache
 def correlated_noise(
-    *, known: int, rows: int, per_group: int, groups: int, largest: Fraction
+    *,
+    known: int,
+    rows: int,
+    per_group: int,
+    groups: int,
+    largest: Fraction,
+    beside: Fraction = Fraction(0),
 ) -> CorrelatedNoise | None:
     """Noise of a column to which a unit only adds, in groups of one window; None: it gains nothing.
 
     Bounds as in `group_by_change`; `known` = d: all groups of the window, which are public. With
     covariance a I + b 11^T a unit that adds x costs (|x|^2 - g (sum x)^2)/a, g = b/(a + b d): what
-    is added to several groups at once looks like the shared part. That is convex in x, so it is
-    largest at a corner of 0 <= x <= K L, sum x <= C L: k full groups, or all of them and the rest.
-    The g of least variance is looked for on a grid; a and b are exact for whatever g it is.
+    is added to several groups at once looks like the shared part. `beside`: what the same groups
+    have cost before, of a unit that adds all it may; of another one less, as |x|^2. The sum of both
+    is convex in x, so it is largest at a corner of 0 <= x <= K L, sum x <= C L: k full groups, or
+    all of them and the rest. The g of least variance is looked for on a grid; a and b are exact for
+    whatever g it is.
 
     >>> all_groups = {"known": 24, "rows": 24, "per_group": 1, "groups": 24}
     >>> noise = correlated_noise(**all_groups, largest=Fraction(1))
     >>> round(noise.stddev / 24**0.5, 3), round(float(noise.own), 2), round(float(noise.shared), 2)
     (0.602, 2.69, 1.2)
+    >>> last = correlated_noise(**all_groups, largest=Fraction(1), beside=Fraction(3, 4))
+    >>> round(last.stddev / (24 / (1 - 3 / 4)) ** 0.5, 3)
+    0.457
     """
     _at_least_one(rows=rows, per_group=per_group, groups=groups, known=known)
     groups = min(groups, known)
@@ -185,12 +195,18 @@ def correlated_noise(
     part = Fraction(rest, per_group)
     corners = [(Fraction(k), Fraction(k)) for k in range(1, full + 1)]
     corners += [(full + part**2, full + part)] if rest else []
+    all_of_it = max(squares for squares, _ in corners)
+    left = [1 - beside * squares / all_of_it for squares, _ in corners]
 
-    def cost(g: Any) -> Any:
-        return max(squares - g * total**2 for squares, total in corners)
+    def cost(g: Fraction) -> Fraction:
+        pairs = zip(corners, left, strict=True)
+        return max((squares - g * total**2) / room for (squares, total), room in pairs)
+
+    near = [(float(s), float(t), float(room)) for (s, t), room in zip(corners, left, strict=True)]
 
     def variance(g: float) -> float:
-        return float(cost(g)) * (1 + g / (1 - g * known))
+        highest = max((squares - g * total**2) / room for squares, total, room in near)
+        return highest * (1 + g / (1 - g * known))
 
     best = min(range(_GRID), key=lambda n: variance(n / (_GRID * known)))
     if variance(best / (_GRID * known)) > _WORTH**2 * variance(0.0):

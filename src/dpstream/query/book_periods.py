@@ -90,7 +90,7 @@ def book_share(query: Query, book: Terms) -> BookShare:
         return BookShare(periods=_with_own(query.paid_periods, 1, periods_in_a_window(query)))
     for name, wrong in {
         "bounds that are chosen": query.chooses,
-        "noise that groups share": query.correlated_noise,
+        "noise that groups share": query.correlated_noise,  # None: not in such a book
     }.items():
         if wrong:
             raise LedgerError(_refusal(query, book, f"{name}: not counted so"))

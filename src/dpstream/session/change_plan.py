@@ -214,7 +214,7 @@ def hold_place(ledger: Ledger, dataset: str, query: Query, run: str, *, analyst:
         dataset=dataset,
         keys=MemoryWindowKeys(),
     )
-    plan_query(query).pay(spend, "held")
+    plan_query(query).for_book(spend.book).pay(spend, "held")
 
 
 def endings_taken_back(known: Changes, changes: Sequence[Change]) -> list[Ending]:
@@ -352,7 +352,7 @@ def differences(query: AnyQuery, about: About | None) -> tuple[str, ...]:
 
 def _begun(query: Query, about: About) -> Query:
     """The query from where its run has begun."""
-    query = query.starting(about["notes"]["now"])
+    query = query.as_begun(about["facts"]).starting(about["notes"]["now"])
     first = Beginning(**about["notes"].get("beginning", {})).not_before
     return query if first is None else query.not_before(first)
 

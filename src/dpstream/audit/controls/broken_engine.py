@@ -86,8 +86,7 @@ class SharedByAllGroups(NoisePlan):
     by it, and loses several times mu^2.
     """
 
-    @cached_property
-    def correlated(self) -> tuple[CorrelatedNoise | None, ...]:
+    def correlated(self, releases: int) -> tuple[CorrelatedNoise | None, ...]:
         """(d - g d^2) I and what goes with it, for g = 0.96/d."""
         known = len(self.query.public_groups or ())
         a = Fraction(known, 25)
