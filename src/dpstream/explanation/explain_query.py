@@ -361,7 +361,8 @@ def _measures(plan: NoisePlan) -> list[dict[str, Any]]:
                 if plan.query.pure and not isinstance(measure, Level)
                 else _per_unit(measure, plan, value)
                 if measure.per_unit
-                else _derivation(measure, plan.query, value, names) + _correlated(plan, correlated, longest),
+                else _derivation(measure, plan.query, value, names)
+                + _correlated(plan, correlated, longest),
                 "share": f"{float(share / total):.{0 if share * 50 > total else 1}%}",
             }
         )
