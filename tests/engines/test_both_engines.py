@@ -37,6 +37,7 @@ from tests.support.runs import (
     CHOOSING_ALL,
     LOOKING_BACK,
     PER_UNIT,
+    SHARING,
     break_off,
     charges,
     published,
@@ -236,6 +237,7 @@ VARIANTS = {
         every=None,
         correlated_noise=True,
     ),
+    "noise that groups share at last": SHARING,
     "sets of keys": query(
         keys=("page", "seconds"),
         aggregates=(dps.Count("n"), dps.CountUnits("units")),

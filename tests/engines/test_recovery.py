@@ -24,6 +24,7 @@ from tests.support.runs import (
     CHOOSING,
     CHOOSING_ALL,
     LOOKING_BACK,
+    SHARING,
     SHORT,
     break_off,
     charges,
@@ -114,8 +115,12 @@ def test_keys_that_nobody_derives(tmp_path, expected):
         LOOKING_BACK,
         CHOOSING,
         CHOOSING_ALL,
+        SHARING,
     ],
-    ids=["thinned", "one window", "once per window", "looking back", "chosen bounds", "clamps too"],
+    ids=[
+        *("thinned", "one window", "once per window", "looking back", "chosen bounds"),
+        *("clamps too", "shared noise"),
+    ],
 )
 def test_other_shapes_of_query(tmp_path, asked):
     """Thinned tables, public keys, earlier windows, one window: all of it is in the state."""

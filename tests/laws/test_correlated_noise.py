@@ -26,6 +26,13 @@ from tests.laws.queries import query_of
 KEYS = tuple(f"k{n}" for n in range(6))
 
 
+THREE_HOURS = {
+    "window": Tumble("3 hours"),
+    "privacy_unit_period": "3 hours",
+    "correlated_noise": False,
+}
+
+
 def asked(**facts):
     usual = {
         "public_groups": KEYS,
@@ -156,7 +163,7 @@ def test_what_is_refused():
         with pytest.raises(InvalidParameter, match=word):
             asked(**wrong)
     ledger = Ledger()
-    other = asked(privacy_unit_period="12 hours", correlated_noise=False)
+    other = asked(**THREE_HOURS)
     ledger.admit("book", plan_query(other).terms(), "another")
     with pytest.raises(LedgerError, match="noise that groups share"):
         plan_query(asked()).terms(ledger.terms("book"))
@@ -314,17 +321,20 @@ def test_floats_that_would_take_much_keep_it_away():
         assert plan_query(query).query.shares_noise is shares
 
 
-def test_books_of_other_periods_have_noise_of_their_own():
+def test_books_of_finer_periods_have_noise_of_their_own():
     """By itself it is not drawn there, nor counted; a plan that has it is not charged there."""
     query = asked(correlated_noise=None)
-    other = asked(privacy_unit_period="12 hours", correlated_noise=False)
+    other = asked(**THREE_HOURS)
     ledger = Ledger()
     ledger.admit("book", plan_query(other).terms(), "another")
     book, plan = ledger.terms("book"), plan_query(query)
     alone = plan_query(replace(query, correlated_noise=False))
 
     assert not plan.for_book(book).query.shares_noise
-    assert plan.for_book(None) is plan.for_book(plan.terms()) is plan
+    day = asked(privacy_unit_period="1 day", correlated_noise=False)
+    days = plan_query(day).terms()
+    assert plan.for_book(None) is plan.for_book(plan.terms()) is plan.for_book(days) is plan
+    assert plan.cost(days)["amount"] == 4 * plan.total  # four units, each in a window of its own
     for part in ("amount", "error", "delta_slack"):
         assert plan.cost(book)[part] == alone.cost(book)[part]
     assert plan.charges(book) == alone.charges(book)

@@ -555,7 +555,8 @@ class QueryRun(Run):
         about, secret, ledger = self._find_run(KIND, facts)
         if about is None:
             self.plan = self.plan.for_book(ledger.terms(self.dataset))
-            self.query, facts = self.plan.query, self._facts()
+            self.query = self.plan.query
+            facts = self._facts()
         keys: Any = MemoryWindowKeys(derived_for_tests=None if run_id is None else secret)
         directory, owns_ledger = None, not isinstance(self.ledger, Ledger)
         if folder is not None:

@@ -51,7 +51,12 @@ from dpstream.privacy.sensitivity import (
     units_change,
 )
 from dpstream.query.aggregates import Measure, Sum
-from dpstream.query.book_periods import book_share, periods_in_a_window, same_rows
+from dpstream.query.book_periods import (
+    book_share,
+    has_finer_periods,
+    periods_in_a_window,
+    same_rows,
+)
 from dpstream.query.period_bounds import PeriodBounds
 from dpstream.query.quantiles import ExponentialQuantile, Level, Quantile
 from dpstream.query.query import Query
@@ -492,12 +497,12 @@ class NoisePlan:
     def for_book(self, book: Terms | None) -> NoisePlan:
         """The plan of a run that is charged to a book, or opens it (None).
 
-        Noise that groups share is not counted in books of other periods: where nobody has asked for
+        Noise that groups share is not counted in books of finer periods: where nobody has asked for
         it, groups have noise of their own there.
         """
         query = self.query
         by_itself = query.correlated_noise is None and query.shares_noise
-        if book is None or not by_itself or query.period_in_words == book.period:
+        if book is None or not by_itself or has_finer_periods(query, book):
             return self
         return NoisePlan(replace(query, correlated_noise=False), kept=self.kept)
 
