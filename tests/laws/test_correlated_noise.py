@@ -291,6 +291,7 @@ def test_it_applies_by_itself_where_it_is_less():
     assert asked(**LAST, **by_itself).shares_noise
     for other in (
         {"max_groups_contributed": 1},
+        {"max_groups_contributed": 3},  # 0.94 of the noise: it may be asked for
         {"public_groups": None},
         {"privacy_unit_period": "12 hours"},
         {"delta": 0},
@@ -300,6 +301,8 @@ def test_it_applies_by_itself_where_it_is_less():
         {"every": "1 hour", "last_budget": None},
     ):
         assert not asked(**by_itself | other).shares_noise, other
+    assert asked(max_groups_contributed=3).shares_noise
+    assert plan_query(asked(max_groups_contributed=3)).correlated(1)[0].ratio < 0.95
     computed = """
         SELECT WITH DIFFERENTIAL_PRIVACY
                OPTIONS (epsilon = 1, delta = 1e-9, privacy_unit_column = user,

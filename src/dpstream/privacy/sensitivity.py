@@ -151,6 +151,8 @@ class CorrelatedNoise:
 
     own: Fraction
     shared: Fraction
+    ratio: float = 1.0
+    """Of the standard deviation to that of independent noise."""
 
     @property
     def stddev(self) -> float:
@@ -220,7 +222,9 @@ def correlated_noise(
     a = exact_cost(g)
     b = g * a / (1 - g * known)
     size = per_group * largest
-    return CorrelatedNoise(own=root_above(a * size**2), shared=root_above(b * size**2))
+    ratio = (variance(float(g)) / variance(0.0)) ** 0.5
+    own, shared = (root_above(each * size**2) for each in (a, b))
+    return CorrelatedNoise(own=own, shared=shared, ratio=ratio)
 
 
 @cache

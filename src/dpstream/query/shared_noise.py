@@ -19,6 +19,8 @@ from dpstream.query.quantiles import Level
 if TYPE_CHECKING:
     from dpstream.query.query import Query
 
+_BY_ITSELF = 0.85  # of the noise without it: what is shared must have at most, if nobody asks
+
 
 def why_not_shared(query: Query) -> str:
     """Why the groups of a query cannot share noise; empty: they can."""
@@ -49,9 +51,10 @@ def why_not_shared(query: Query) -> str:
 
 
 def shares_by_itself(query: Query) -> bool:
-    """Is less noise published with it, and nothing asked that would have more?
+    """Is much less noise published with it, and nothing asked that would have more?
 
-    What is computed from several groups might; so nothing may be computed.
+    What is computed from several groups might; so nothing may be computed. A little less is not
+    worth what it costs those who add groups up.
     """
     if query.public_groups is None or isinstance(query.public_groups, NeedsTables):
         return False
@@ -60,7 +63,8 @@ def shares_by_itself(query: Query) -> bool:
     if why_not_shared(query):
         return False
     longest = max(query.starting(0).schedule.lengths)
-    return any(shared_noise(query, measure, longest) for measure in query.measures)
+    found = (shared_noise(query, measure, longest) for measure in query.measures)
+    return any(noise is not None and noise.ratio <= _BY_ITSELF for noise in found)
 
 
 def shared_noise(query: Query, column: Measure, releases: int) -> CorrelatedNoise | None:
