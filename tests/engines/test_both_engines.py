@@ -38,6 +38,7 @@ from tests.support.runs import (
     LOOKING_BACK,
     PER_UNIT,
     SHARING,
+    SHARING_CHOSEN,
     break_off,
     charges,
     published,
@@ -238,6 +239,7 @@ VARIANTS = {
         correlated_noise=True,
     ),
     "noise that groups share at last": SHARING,
+    "noise that chosen groups share": SHARING_CHOSEN,
     "sets of keys": query(
         keys=("page", "seconds"),
         aggregates=(dps.Count("n"), dps.CountUnits("units")),

@@ -25,6 +25,7 @@ from tests.support.runs import (
     CHOOSING_ALL,
     LOOKING_BACK,
     SHARING,
+    SHARING_CHOSEN,
     SHORT,
     break_off,
     charges,
@@ -116,10 +117,11 @@ def test_keys_that_nobody_derives(tmp_path, expected):
         CHOOSING,
         CHOOSING_ALL,
         SHARING,
+        SHARING_CHOSEN,
     ],
     ids=[
         *("thinned", "one window", "once per window", "looking back", "chosen bounds"),
-        *("clamps too", "shared noise"),
+        *("clamps too", "shared noise", "shared, chosen"),
     ],
 )
 def test_other_shapes_of_query(tmp_path, asked):

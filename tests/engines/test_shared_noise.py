@@ -11,7 +11,16 @@ from dpstream.errors import StateError
 from dpstream.explanation.alternatives import alternatives
 from dpstream.privacy.state.run_directory import read_about
 from dpstream.query.noise_plan import plan_query
-from tests.support.runs import SHARING, break_off, published, start, table, whole, write
+from tests.support.runs import (
+    SHARING,
+    SHARING_CHOSEN,
+    break_off,
+    published,
+    start,
+    table,
+    whole,
+    write,
+)
 
 ALONE = replace(SHARING, correlated_noise=False)
 
@@ -29,14 +38,15 @@ def test_a_run_that_began_without_it_goes_on_without_it(tmp_path):
     assert published(tmp_path / "broken") != whole(tmp_path / "sharing", SHARING)
 
 
-def test_a_run_that_began_with_it_goes_on_with_it(tmp_path):
+@pytest.mark.parametrize("asked", [SHARING, SHARING_CHOSEN], ids=["given", "chosen"])
+def test_a_run_that_began_with_it_goes_on_with_it(tmp_path, asked):
     """Whether it was asked for or applies by itself is the same query; without it is another."""
-    unbroken = whole(tmp_path / "whole", SHARING)
+    unbroken = whole(tmp_path / "whole", asked)
     write(tmp_path / "broken", table())
-    break_off(tmp_path / "broken", 4, SHARING)
+    break_off(tmp_path / "broken", 4, asked)
     with pytest.raises(StateError, match="correlated_noise"):
-        start(tmp_path / "broken", ALONE).finish()
-    start(tmp_path / "broken", replace(SHARING, correlated_noise=True)).finish()
+        start(tmp_path / "broken", replace(asked, correlated_noise=False)).finish()
+    start(tmp_path / "broken", replace(asked, correlated_noise=True)).finish()
 
     assert published(tmp_path / "broken") == unbroken
 

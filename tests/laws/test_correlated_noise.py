@@ -153,7 +153,7 @@ def test_what_is_refused():
     for wrong, word in (
         ({"public_groups": None}, "public_groups"),
         ({"every": "1 hour", "last_budget": None}, "needs last_budget"),
-        ({"max_groups_contributed": "auto"}, "bounds that are given"),
+        ({"max_rows_per_group": "auto"}, "rows and clamps that are given"),
         ({"privacy_unit_period": "forever"}, "one window for all rows"),
         ({"privacy_unit_period": "12 hours"}, "one window for all rows"),
         ({"window": Hop("6 hours", slide="2 hours")}, "one window for all rows"),
@@ -297,7 +297,7 @@ def test_it_applies_by_itself_where_it_is_less():
         {"delta": 0},
         {"strategy": "sqlp"},
         {"grouping_sets": [["key"], []]},
-        {"max_groups_contributed": "auto"},
+        {"max_rows_per_group": "auto"},
         {"every": "1 hour", "last_budget": None},
     ):
         assert not asked(**by_itself | other).shares_noise, other
@@ -345,3 +345,33 @@ def test_books_of_finer_periods_have_noise_of_their_own():
     spend = QuerySpend(run=bytes(16), query="q", ledger=ledger, dataset="book", keys=keys)
     with pytest.raises(LedgerError, match="opened meanwhile"):
         plan.pay(spend, "charge")
+
+
+def test_periods_that_choose_their_groups_share_what_they_gain():
+    """Each bound has an a of its own, costs what it may, and float error is counted for all."""
+    for more in ({}, LAST):
+        query = asked(correlated_noise=None, max_groups_contributed="auto", **more)
+        plan, shared = plan_query(query), []
+        for groups in query.choices:
+            of_period = plan.of_bounds(replace(query.first_bounds, groups=groups))
+            noise = of_period.correlated(2 if more else 1)[0]
+            shared.append(noise is not None)
+            asked_for = plan_query(replace(query, correlated_noise=True))
+            same = asked_for.of_bounds(replace(query.first_bounds, groups=groups))
+            assert same.correlated(2 if more else 1) == of_period.correlated(2 if more else 1)
+            fixed = plan_query(asked(max_groups_contributed=groups, **more))
+            assert fixed.error.xi <= plan.error.xi
+            if noise is None:
+                continue
+            assert noise.ratio <= 0.85
+            change = np.zeros((len(KEYS), len(KEYS), 6))
+            for many in range(groups):
+                change[many, : many + 1, 0] = 1
+            if more:
+                costs = cost_of_both(of_period, of_period.window(6).last_rows[0], change)
+            else:
+                costs = np.array([cost(noise, len(KEYS), each.sum(axis=1)) for each in change])
+            assert 0.99 < costs.max() <= 1 + 1e-9
+        assert query.shares_noise
+        assert shared[-1]
+        assert not shared[0]

@@ -373,7 +373,7 @@ def _correlated(plan: NoisePlan, noise: CorrelatedNoise | None, longest: int) ->
     """What it means that groups share noise."""
     if noise is None:
         return ""
-    if plan.query.correlated_noise is None:
+    if (plan.whole or plan).query.correlated_noise is None:
         way = "correlated_noise = FALSE, if you add groups up"
     else:
         way = "correlated_noise"

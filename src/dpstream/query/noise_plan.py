@@ -13,6 +13,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property, lru_cache
+from itertools import product
 from typing import Any, Literal
 
 import numpy as np
@@ -272,10 +273,10 @@ class NoisePlan:
             mu_squared = on_grid(mu_squared_for(epsilon=query.epsilon, delta=room))
             return QueryCalibration(mu_squared=mu_squared, sigmas=(), error=NO_FLOAT_ERROR)
         changes, reached = list(self.sensitivities), self._processes_reached
-        for releases in self.query.schedule.lengths if query.shares_noise else ():
-            for number, shared in enumerate(self.correlated(releases)):
+        for plan, releases in product(self._sharing, query.schedule.lengths):
+            for number, shared in enumerate(plan.correlated(releases)):
                 if shared is not None:  # all groups of the window together (`correlated.md`)
-                    wider, count = self._influence_of_shared(releases, number, shared)
+                    wider, count = plan._influence_of_shared(releases, number, shared)
                     changes[number] = max(changes[number], wider)
                     reached[number] = max(reached[number], count)
         bins = self._histograms  # a unit is in one bin of each
@@ -290,6 +291,11 @@ class NoisePlan:
             delta=query.delta,
             delta_slack=self.delta_slack,
         )
+
+    @property
+    def _sharing(self) -> tuple[NoisePlan, ...]:
+        """The plans in which groups may share noise: this one."""
+        return (self,) if self.query.shares_noise else ()
 
     def _influence_of_shared(
         self, releases: int, number: int, shared: CorrelatedNoise
@@ -313,8 +319,13 @@ class NoisePlan:
 
     def _calibrated_for_all(self) -> QueryCalibration:
         """For whatever bounds a period gets: floats err most with the largest."""
-        widest = self.query.with_bounds(self.query.widest_bounds)
-        return _Widest(widest, kept=self.kept, histograms=len(self.query.candidates)).calibrated
+        query, kept = self.query, self.kept
+        sharing: tuple[NoisePlan, ...] = ()
+        if query.shares_noise:
+            bounds = (replace(query.widest_bounds, groups=each) for each in query.choices)
+            sharing = tuple(NoisePlan(self._bounded_by(each), kept=kept) for each in bounds)
+        histograms, widest = len(query.candidates), self._bounded_by(query.widest_bounds)
+        return _Widest(widest, kept=kept, histograms=histograms, sharing=sharing).calibrated
 
     @property
     def _histograms(self) -> int:
@@ -373,9 +384,16 @@ class NoisePlan:
     def of_bounds(self, bounds: PeriodBounds) -> NoisePlan:
         """The noise of a period with these bounds; all periods share one budget."""
         if bounds not in self._of_bounds_chosen:
-            query = self.query.with_bounds(bounds)
+            query = self._bounded_by(bounds)
             self._of_bounds_chosen[bounds] = NoisePlan(query, kept=self.kept, whole=self)
         return self._of_bounds_chosen[bounds]
+
+    def _bounded_by(self, bounds: PeriodBounds) -> Query:
+        """The query of a period; where groups share noise they do in each period that gains by it,
+        whether that was asked for or not.
+        """
+        shared = self.query.shares_noise
+        return replace(self.query.with_bounds(bounds), correlated_noise=shared)
 
     @cached_property
     def _of_bounds_chosen(self) -> dict[PeriodBounds, NoisePlan]:
@@ -669,10 +687,15 @@ class _Widest(NoisePlan):
     """The plan of the largest bounds that a period may get, with the histograms of all."""
 
     histograms: int = field(default=0, kw_only=True)
+    sharing: tuple[NoisePlan, ...] = field(default=(), kw_only=True)
 
     @property
     def _histograms(self) -> int:
         return self.histograms
+
+    @property
+    def _sharing(self) -> tuple[NoisePlan, ...]:
+        return self.sharing
 
 
 def pure_terms(query: Query, epsilon: Fraction) -> Terms:

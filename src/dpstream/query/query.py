@@ -478,12 +478,6 @@ class Query(RowSpec, identity="query", keys=_KEYS):
             return shares_by_itself(self)
         return self.correlated_noise
 
-    def as_begun(self, facts: Mapping[str, str]) -> Query:
-        """The query as a run has begun with it, where nobody has said how; `facts`: of that run."""
-        if self.correlated_noise is not None or self.public_groups is None:
-            return self
-        return replace(self, correlated_noise="correlated_noise" in facts)
-
     @cached_property
     def choices(self) -> tuple[int, ...]:
         """The bounds on groups of which each period gets one; none: one bound holds for all.

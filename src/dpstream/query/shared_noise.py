@@ -8,6 +8,7 @@ releases before it would need more noise than they save. Proof: `docs/soundness/
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
@@ -40,8 +41,8 @@ def why_not_shared(query: Query) -> str:
             "its groups one after another would lose more than by noise of their own, so only what "
             "the last release measures once more is shared"
         )
-    if query.chooses or query.bounds_chosen:
-        return "goes with bounds that are given: with others it is not counted"
+    if query.choose_rows or query.choose_clamps:
+        return "goes with rows and clamps that are given: with others it is not counted"
     if any(computed.values()):
         return (
             "does not go with computed columns that have error bars, which take the noise of "
@@ -63,8 +64,17 @@ def shares_by_itself(query: Query) -> bool:
     if why_not_shared(query):
         return False
     longest = max(query.starting(0).schedule.lengths)
+    if query.candidates:
+        query = query.with_bounds(query.widest_bounds)
     found = (shared_noise(query, measure, longest) for measure in query.measures)
     return any(noise is not None and noise.ratio <= _BY_ITSELF for noise in found)
+
+
+def noise_as_begun(query: Query, facts: Mapping[str, str]) -> Query:
+    """The query as a run has begun with it, where nobody has said how; `facts`: of that run."""
+    if query.correlated_noise is not None or query.public_groups is None:
+        return query
+    return replace(query, correlated_noise="correlated_noise" in facts)
 
 
 def shared_noise(query: Query, column: Measure, releases: int) -> CorrelatedNoise | None:
@@ -80,7 +90,7 @@ def shared_noise(query: Query, column: Measure, releases: int) -> CorrelatedNois
     if releases > 1 and query.last_budget is None:
         return None
     once = column.kind == "units" or column.per_unit
-    return correlated_noise(
+    noise = correlated_noise(
         known=len(public),
         rows=min(bounds.rows, bounds.groups) if once else bounds.rows,
         per_group=1 if once else bounds.rows_per_group,
@@ -88,3 +98,6 @@ def shared_noise(query: Query, column: Measure, releases: int) -> CorrelatedNois
         largest=column.largest,
         beside=Fraction(0) if releases == 1 or query.last_budget is None else 1 - query.last_budget,
     )
+    if noise is not None and query.bounds_chosen and noise.ratio > _BY_ITSELF:
+        return None  # of a period, whether it was asked for or not
+    return noise

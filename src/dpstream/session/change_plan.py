@@ -35,6 +35,7 @@ from dpstream.privacy.state.run_directory import About, current_ledger_place, re
 from dpstream.query.book_periods import book_share, book_ticks
 from dpstream.query.noise_plan import plan_query
 from dpstream.query.query import Query
+from dpstream.query.shared_noise import noise_as_begun
 from dpstream.session.budget import free_place, refuse_early
 from dpstream.session.changes import Changes, Ending, edit, is_known
 from dpstream.session.pipeline import Pipeline, load_pipeline
@@ -352,7 +353,7 @@ def differences(query: AnyQuery, about: About | None) -> tuple[str, ...]:
 
 def _begun(query: Query, about: About) -> Query:
     """The query from where its run has begun."""
-    query = query.as_begun(about["facts"]).starting(about["notes"]["now"])
+    query = noise_as_begun(query, about["facts"]).starting(about["notes"]["now"])
     first = Beginning(**about["notes"].get("beginning", {})).not_before
     return query if first is None else query.not_before(first)
 
