@@ -50,6 +50,7 @@ WANTED = {
     "rising_bounds",
     "clamps_of_another_period",
     "shared_by_all_groups",
+    "shared_in_every_release",
     "forgotten_by_exact_counts",
     "remembers_active_keys",
     "threshold_without_plus_one",
