@@ -1,5 +1,4 @@
-"""Table 1, Figures 9 and 10 of the DP-SQLP paper, and a real day of events, with both strategies
-and by a query that is given nothing but epsilon and delta.
+"""Table 1, Figures 9 and 10 of the DP-SQLP paper, and real logs: both strategies, and the defaults.
 
 The data follow the paper's laws, counted from 0 and with one row added for each user: so counted,
 10 million users have 59.05 million rows and 15% of them more than 10, as the paper says; counted

@@ -388,7 +388,9 @@ CASES = {
     ),
     "nothing given": asked_in_python(
         every="1 hour", window=dps.Tumble("8 hours"), max_groups_contributed="auto",
-        aggregates=[dps.Count("n"), dps.Sum("s", column="price", contribution_bounds_per_row=(0, 25))],
+        aggregates=[
+            dps.Count("n"), dps.Sum("s", column="price", contribution_bounds_per_row=(0, 25)),
+        ],
     ),
     "shares": asked_in_python(
         every="1 hour", window=dps.Tumble("8 hours"),
