@@ -2,16 +2,19 @@
 
 from fractions import Fraction
 
+import pyarrow as pa
 import pytest
 
 import dpstream as dps
 from dpstream.counting.buffered import BufferedLinearToeplitz, LastTwice
+from dpstream.errors import StateError
 from dpstream.explanation.explain_query import explain
 from dpstream.query.aggregates import Count, CountUnits
 from dpstream.query.noise_plan import plan_query
 from dpstream.query.query import Query
 from dpstream.query.settings import USUAL_GROUPS, part_of_last
 from dpstream.query.windows import Tumble
+from tests.support.fixed import SECRET
 
 DAY = {
     "time_column": "ts", "start": "2024-05-01", "end": "2024-05-02",
@@ -110,6 +113,35 @@ def test_explain_says_what_was_chosen():
     for words in ("nobody gave max_groups_contributed", "last_budget = 0.4", "debias = 'groups'"):
         assert words in told
     assert "nobody gave" not in explain(asked(**DAY, max_groups_contributed=4)).text()
+
+
+def test_a_run_that_has_begun_goes_on_as_it_is(tmp_path):
+    """With the settings that it began with, which a version before chose; a query that gives
+    others is refused with words."""
+    days = {**DAY, "end": "2024-05-03", "privacy_unit_period": "1 day", "every": "6 hours"}
+    rows = pa.table(
+        {
+            "user": [n // 4 for n in range(4000)],
+            "page": [f"/{n % 7}" for n in range(4000)],
+            "ts": [f"2024-05-0{1 + n // 2000}T{n % 24:02d}:30:00" for n in range(4000)],
+        }
+    )
+    before = asked(**days, last_budget="1/4", debias=None)
+    facts = {"source": rows, "secret": SECRET}
+    whole = list(dps.run(before, state=tmp_path / "whole", **facts))
+    broken = iter(dps.run(before, state=tmp_path / "broken", **facts))
+    first = [next(broken) for _ in range(3)]
+    broken.close()
+    with pytest.raises(StateError, match=r"last_budget was 0\.25 and is now 0\.1"):
+        list(dps.run(asked(**days, last_budget="1/10"), state=tmp_path / "broken", **facts))
+    rest = list(dps.run(asked(**days), state=tmp_path / "broken", **facts))
+
+    assert asked(**days).debias == "groups"
+    assert [len(each) for each in first] == [len(each) for each in whole[:3]]
+    assert {each["count_stddev"][0]
+            for each in rest if len(each)} == {
+        each["count_stddev"][0] for each in whole[-len(rest):] if len(each)
+    }  # fmt: skip
 
 
 def test_only_counts_and_sums_are_made_up_for():

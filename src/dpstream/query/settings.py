@@ -7,8 +7,14 @@ parameter as any other: every proof holds for whatever value it has.
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
+from dataclasses import replace
 from fractions import Fraction
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from dpstream.query.query import Query
 
 USUAL_GROUPS: Final = 16
 """Groups of a unit for ever that count, where nobody says how many (`docs/benchmarks.md`)."""
@@ -34,3 +40,16 @@ def part_of_last(releases: int) -> Fraction | None:
     times = squares**2
     parts = round(_GRID * (times - 2) / (2 * times - 2)) if times > 2 else 0
     return Fraction(parts, _GRID) if parts else None
+
+
+def settings_as_begun(query: Query, facts: Mapping[str, str]) -> Query:
+    """The query with what its run has begun with, where nobody gives it; `facts`: of that run.
+
+    So a run goes on as it is, whatever a later version would choose.
+    """
+    begun: dict[str, Any] = {}
+    for name in {"last_budget", "debias"} & {*query.planned} & facts.keys():
+        told = json.loads(facts[name])
+        begun[name] = Fraction(told["is"]) if isinstance(told, dict) else told
+    changed = any(getattr(query, name) != value for name, value in begun.items())
+    return replace(query, **begun) if changed else query
