@@ -1,13 +1,17 @@
 """Real servers, one of each for all tests; every test has a name of its own on them."""
 
+import json
 import tempfile
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import psycopg
 import pytest
 
 from tests.support.processes import until
 from tests.support.servers import (
+    Collector,
     KafkaServer,
     NatsServer,
     ObjectServer,
@@ -90,6 +94,37 @@ def nats(nats_server):
     if not nats_server.answers():
         nats_server.restart()
     return nats_server
+
+
+class Receiver(BaseHTTPRequestHandler):
+    """Keeps what the collector hands on."""
+
+    def do_POST(self):
+        content = self.rfile.read(int(self.headers["content-length"]))
+        self.server.kept.append((self.path, json.loads(content)))
+        self.send_response(200)
+        self.send_header("content-length", "0")
+        self.end_headers()
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def collector(place):
+    with ThreadingHTTPServer(("127.0.0.1", 0), Receiver) as behind:
+        behind.kept = []
+        thread = Thread(target=behind.serve_forever)
+        thread.start()
+        server = Collector(place / "otelcol", to=f"http://127.0.0.1:{behind.server_port}")
+        server.start()
+        server.kept = behind.kept
+        try:
+            yield server
+        finally:
+            server.stop()
+            behind.shutdown()
+            thread.join()
 
 
 def drop_slots(postgres):

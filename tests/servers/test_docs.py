@@ -1,4 +1,4 @@
-"""The page on connectors, with the servers that it speaks of."""
+"""The pages on connectors, with the servers that they speak of."""
 
 import doctest
 import io
@@ -19,21 +19,33 @@ from tests.cli.test_docs import LOOSE, ROOT, sessions
 
 pytestmark = pytest.mark.servers
 
-TEXT = (ROOT / "docs" / "connectors.md").read_text()
+INDEX = ROOT / "docs" / "connectors.md"
+SYSTEMS = sorted((ROOT / "docs" / "connectors").glob("*.md"))
+PAGES = {path.stem: path.read_text() for path in (INDEX, *SYSTEMS)}
+ALL = "".join(PAGES.values())
+USUAL = {
+    9092: "kafka", 5432: "postgres", 4222: "nats", 8081: "registry", 9000: "objects",
+    4318: "collector",
+}  # fmt: skip
 
 
 @pytest.fixture
-def here(tmp_path, monkeypatch, kafka, postgres, nats, registry, objects):
-    """The page, with the addresses of the running servers, in an empty folder."""
-    monkeypatch.chdir(tmp_path)
+def here(request, tmp_path, monkeypatch):
+    """A page, with the addresses of the running servers, in a folder that has its pipelines."""
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
-    (tmp_path / "nats.password").write_text(nats.password_file.read_text())
-    objects.bucket("clicks")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    text = TEXT
-    usual = {9092: kafka, 5432: postgres, 4222: nats, 8081: registry, 9000: objects}
-    for port, server in usual.items():
-        text = text.replace(f"127.0.0.1:{port}", f"127.0.0.1:{server.port}")
+    text = PAGES[request.param]
+    for port, name in USUAL.items():
+        if f"127.0.0.1:{port}" in text:
+            server = request.getfixturevalue(name)
+            text = text.replace(f"127.0.0.1:{port}", f"127.0.0.1:{server.port}")
+            if name == "nats":
+                (tmp_path / "nats.password").write_text(server.password_file.read_text())
+            if name == "objects":
+                server.bucket("clicks")
+    for name, content in re.findall(r"```toml\n# (\S+\.toml)\n(.*?)```", text, re.DOTALL):
+        (tmp_path / name).write_text(content)
+    monkeypatch.chdir(tmp_path)  # servers are looked for where the tests are
     return text
 
 
@@ -51,12 +63,13 @@ def execute(command):
     return text.getvalue()
 
 
+@pytest.mark.parametrize("here", PAGES, indirect=True)
 def test_the_examples_give_what_they_show(here):
-    """First what is Python, then every `$` line, one after the other."""
+    """First what is Python, then every `$` line, one after the other; each page has a pipeline."""
     runner = doctest.DocTestRunner(optionflags=LOOSE)
-    found = runner.run(doctest.DocTestParser().get_doctest(here, {}, "connectors", None, 0))
+    found = runner.run(doctest.DocTestParser().get_doctest(here, {}, "page", None, 0))
     assert found.failed == 0
-    assert found.attempted == TEXT.count(">>> ")
+    assert found.attempted == here.count(">>> ")
     checker = doctest.OutputChecker()
     for command, expected in sessions(here):
         output = "\n".join(line.rstrip() for line in execute(command).splitlines())
@@ -64,10 +77,18 @@ def test_the_examples_give_what_they_show(here):
         assert checker.check_output(shown, output, LOOSE), f"{command}\n{output}"
 
 
+def test_every_page_has_a_pipeline_that_runs():
+    """And every page is in the list of all."""
+    for page in SYSTEMS:
+        runs = "\n$ dpstream run " in PAGES[page.stem] or page.stem == "object-stores"  # see below
+        assert runs, page
+        assert f"(connectors/{page.name})" in PAGES["connectors"], page
+
+
 def test_the_pipeline_of_a_bucket(tmp_path, monkeypatch, objects):
     """As it stands on the page; run again it publishes nothing."""
     monkeypatch.chdir(tmp_path)
-    block = next(text for text in re.findall(r"```toml\n(.*?)```", TEXT, re.S) if "s3://" in text)
+    (block,) = re.findall(r"```toml\n(.*?)```", PAGES["object-stores"], re.DOTALL)
     folder = objects.bucket("pipeline")
     (tmp_path / "pipeline.toml").write_text(block.replace("s3://clicks/", "s3://pipeline/"))
     (folder / "logs").mkdir()
@@ -81,12 +102,12 @@ def test_the_pipeline_of_a_bucket(tmp_path, monkeypatch, objects):
     assert sorted(json.loads(line)["page"] for line in only.splitlines()) == ["home", "news"]
     assert "everything was published before" in again
     assert {path.name: path.read_bytes() for path in (folder / "by-page").iterdir()} == found
-    with closing(Ledger("s3://pipeline/books/pipeline")) as ledger:
+    with closing(Ledger("s3://pipeline/states/by-page/ledger")) as ledger:
         assert len([record for record in ledger.history() if "amount" in record]) == 1
 
 
-def test_every_option_is_on_the_page():
-    """Options of the connectors that the page speaks of."""
+def test_every_option_is_on_a_page():
+    """Options of the connectors that the pages speak of."""
     connectors, options = ROOT / "src" / "dpstream" / "connectors", set()
     systems = [
         path
@@ -99,9 +120,9 @@ def test_every_option_is_on_the_page():
             options |= set(re.findall(taken, path.read_text()))
     assert options >= {"format", "start", "patience", "table", "index_topic", "subject", "password"}
     for option in options:
-        assert re.search(rf"\b{option}(_file)?\b", TEXT), option
+        assert re.search(rf"\b{option}(_file)?\b", ALL), option
 
 
-def test_the_page_names_no_machine():
-    """It holds on any machine."""
-    assert not re.search(r"https?://(?!127\.0\.0\.1|HOST)|/(home|tmp|w[o]rk|r[o]ot)/", TEXT)
+def test_the_pages_name_no_machine():
+    """They hold on any machine."""
+    assert not re.search(r"https?://(?!127\.0\.0\.1|HOST)|/(home|tmp|w[o]rk|r[o]ot)/", ALL)

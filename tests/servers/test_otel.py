@@ -1,8 +1,6 @@
 """Metrics and spans of a run, through a real collector of OpenTelemetry."""
 
 import json
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
 
 import pytest
 
@@ -12,40 +10,8 @@ from dpstream.serve.otel import check_collector
 from tests.support.pipelines import PAGES, rows, write
 from tests.support.processes import Command, until
 from tests.support.served import served
-from tests.support.servers import Collector
 
 pytestmark = pytest.mark.servers
-
-
-class Receiver(BaseHTTPRequestHandler):
-    """Keeps what the collector hands on."""
-
-    def do_POST(self):
-        content = self.rfile.read(int(self.headers["content-length"]))
-        self.server.kept.append((self.path, json.loads(content)))
-        self.send_response(200)
-        self.send_header("content-length", "0")
-        self.end_headers()
-
-    def log_message(self, *_):
-        pass
-
-
-@pytest.fixture
-def collector(place):
-    with ThreadingHTTPServer(("127.0.0.1", 0), Receiver) as behind:
-        behind.kept = []
-        thread = Thread(target=behind.serve_forever)
-        thread.start()
-        server = Collector(place / "otelcol", to=f"http://127.0.0.1:{behind.server_port}")
-        server.start()
-        server.kept = behind.kept
-        try:
-            yield server
-        finally:
-            server.stop()
-            behind.shutdown()
-            thread.join()
 
 
 def attributes(one):

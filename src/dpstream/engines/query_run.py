@@ -57,6 +57,7 @@ from dpstream.privacy.spend import noise_versions
 from dpstream.privacy.state import MemoryWindowKeys, Secret, mint_run_id
 from dpstream.privacy.state.durable_files import remove_leftovers, wrap_write_errors
 from dpstream.privacy.state.identity import canonical
+from dpstream.privacy.state.mirrors import refusing_moved
 from dpstream.privacy.state.run_directory import (
     About,
     Facts,
@@ -223,7 +224,7 @@ class Run(ABC):
 
     def _log_each(self, releases: Tables) -> Tables:
         """Note every release as it comes, and log it: what is said of it is public."""
-        with closing(releases):
+        with closing(releases), refusing_moved(self.folder):
             for table in releases:
                 if table is not None:
                     self.operator.releases += 1

@@ -31,6 +31,7 @@ from dpstream.privacy.state import MemoryWindowKeys
 from dpstream.privacy.state.durable_files import make_directory
 from dpstream.privacy.state.identity import canonical, readable
 from dpstream.privacy.state.inspection import saved_step
+from dpstream.privacy.state.mirrors import sync_mirror
 from dpstream.privacy.state.run_directory import About, current_ledger_place, read_about
 from dpstream.query.book_periods import book_share, book_ticks
 from dpstream.query.noise_plan import plan_query
@@ -92,6 +93,7 @@ class ChangePlan:
             return replace(self._settled(known), held=held)
 
         if self.file.state.exists():
+            sync_mirror(self.file.state)  # nobody else goes on with it before the books are told
             edit(self.file.state, settle)
 
     def _settled(self, known: Changes) -> Changes:

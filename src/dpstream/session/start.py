@@ -502,7 +502,7 @@ def open_state(
 ) -> tuple[Path | None, L | LedgerAddress]:
     """The directory that a run keeps its state in, and its ledger.
 
-    One in a bucket is taken over from whoever has it, and stands in a working directory here.
+    For one in a bucket a working directory stands here; the first write takes it over.
     """
     if not is_object_uri(state):
         folder = None if state is None else Path(state)
@@ -517,20 +517,35 @@ def open_state(
                 f"{state}: a state in a bucket needs its secret named (secret=..., --secret, "
                 "DPSTREAM_SECRET_FILE): every machine that goes on with it needs the same one"
             )
-        optional("obstore", extra="objects", who=f"the state {state}")
-        mirror: Any = import_module("dpstream.connectors.objects.state_mirror")
-        folder = mirror.open_state(state)
-    mirrored = mirror_of(folder)
+        folder = state_folder(cast("str", state))
+    return folder, ledger_beside(folder, ledger)
+
+
+def state_folder(state: str | Path, *, again: bool = True) -> Path:
+    """The directory of a state: one in a bucket is fetched, and nothing is written there.
+
+    `again`: also where this process has a copy that is the newest.
+    """
+    if not is_object_uri(state):
+        return Path(state)
+    optional("obstore", extra="objects", who=f"the state {state}")
+    mirror: Any = import_module("dpstream.connectors.objects.state_mirror")
+    folder: Path = mirror.open_state(state, again=again)
+    return folder
+
+
+def ledger_beside(folder: Path | None, ledger: L) -> L | LedgerAddress:
+    """The ledger that is named; of a state in a bucket, by default the one beside it there."""
+    mirrored, named = mirror_of(folder), cast("Any", ledger)
     if mirrored is None:
-        return folder, ledger
-    named: Any = ledger
+        return ledger
     place = named.place if isinstance(named, Ledger) else named and as_ledger_place(named)
     if place is not None and not isinstance(place, LedgerAddress):
         raise InvalidParameter(
             f"{mirrored.place} is in a bucket, and its ledger {place} would stay on this machine; "
             f"leave it out ({mirrored.ledger}), or name one on a server"
         )
-    return folder, mirrored.ledger if ledger is None else ledger
+    return mirrored.ledger if ledger is None else ledger
 
 
 def look(
