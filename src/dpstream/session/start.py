@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from dpstream.connectors.dead_letters import DeadLetters
 from dpstream.connectors.files.size_limits import SizeLimits
-from dpstream.connectors.files.source import open_directory
+from dpstream.connectors.files.source import Files, open_directory
 from dpstream.connectors.registry import OUTPUTS, open_sink, open_source, upsert_specs
 from dpstream.connectors.server_base import ServerOptions, is_object_uri, is_uri
 from dpstream.connectors.shared import SharedSink, SharedSource, shared_sinks, tell_keys
@@ -841,6 +841,7 @@ def _start_on_engine(
         history=sources[1],
         by_clock=live,
         sink=open_sink(sink) if known is None else known,
+        open_files=Files,
         **parts,
     )
 

@@ -87,6 +87,8 @@ class FrameSource:
     """A DataFrame as a run's source, with one partition; its rows are read by Spark."""
 
     frame: DataFrame
+    of_files: bool = False
+    """Is it a batch of a stream that only projects files?"""
 
     @property
     def bounded(self) -> bool:
