@@ -298,7 +298,7 @@ class SparkRun(QueryRun):
         contents = (
             step_content(step, progress.digests.get(step, (0, 0))) for step in range(first, end)
         )
-        chain = self._storage.log_steps(progress.step, contents, progress.chain)
+        *_, chain = self._storage.log_steps(progress.step, contents, progress.chain)
         for window, digest in digests.items():
             self._storage.keys.note_content(window, digest)
         spend.begin(end - 1)
