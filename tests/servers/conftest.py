@@ -12,6 +12,7 @@ import pytest
 from tests.support.processes import until
 from tests.support.servers import (
     Collector,
+    IcebergServer,
     KafkaServer,
     NatsServer,
     ObjectServer,
@@ -61,6 +62,11 @@ def object_server(place):
     yield from running(ObjectServer(place / "objects", password=PASSWORD))
 
 
+@pytest.fixture(scope="session")
+def iceberg_server(place):
+    yield from running(IcebergServer(place / "iceberg"))
+
+
 @pytest.fixture
 def objects(object_server, monkeypatch):
     """An S3 gateway, running, with its key where clients look for it."""
@@ -94,6 +100,14 @@ def nats(nats_server):
     if not nats_server.answers():
         nats_server.restart()
     return nats_server
+
+
+@pytest.fixture
+def iceberg(iceberg_server):
+    """Iceberg's REST catalog, running."""
+    if not iceberg_server.answers():
+        iceberg_server.restart()
+    return iceberg_server
 
 
 class Receiver(BaseHTTPRequestHandler):

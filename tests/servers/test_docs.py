@@ -25,7 +25,7 @@ PAGES = {path.stem: path.read_text() for path in (INDEX, *SYSTEMS)}
 ALL = "".join(PAGES.values())
 USUAL = {
     9092: "kafka", 5432: "postgres", 4222: "nats", 8081: "registry", 9000: "objects",
-    4318: "collector",
+    4318: "collector", 8181: "iceberg",
 }  # fmt: skip
 
 

@@ -325,6 +325,52 @@ class RegistryServer(Server):
         return ["java", *_JAVA, *where, "-jar", _registry_jar() or "registry.jar"]
 
 
+class IcebergServer(Server):
+    """The REST catalog of Iceberg's own tests, in SQLite, with its tables on this machine."""
+
+    name = "Iceberg REST catalog"
+
+    @staticmethod
+    def absent() -> str | None:
+        """It needs Java and its jar."""
+        if shutil.which("java") is None:
+            return "no program java on PATH; install a Java 17"
+        found = _catalog_jar() is not None
+        return None if found else "no Iceberg catalog in .cache/iceberg; run .ci/servers"
+
+    @property
+    def address(self) -> str:
+        """Where clients find it."""
+        return f"http://127.0.0.1:{self.port}"
+
+    def prepare(self) -> None:
+        """Nothing; but where its jar is missing a start would wait in vain."""
+        if reason := self.absent():
+            raise MissingDependency(reason)
+
+    def answers(self) -> bool:
+        """It has a catalog."""
+        try:
+            with urllib.request.urlopen(f"{self.address}/v1/config", timeout=5) as answer:
+                return bool(answer.status == 200)
+        except OSError:
+            return False
+
+    def command(self) -> Sequence[str | Path]:
+        """Its settings are variables, of which `env` sets those that it reads."""
+        settings = {
+            "CATALOG_REST_PORT": str(self.port),
+            "CATALOG_URI": f"jdbc:sqlite:file:{self.folder / 'catalog.db'}",
+            "CATALOG_WAREHOUSE": str(self.folder / "warehouse"),
+            "CATALOG_JDBC_SCHEMA__VERSION": "V1",
+            "CATALOG_CLIENTS": "1",  # two connections to one SQLite file lock each other out
+            "CATALOG_CATALOG__IMPL": "org.apache.iceberg.jdbc.JdbcCatalog",
+            "CATALOG_IO__IMPL": "org.apache.iceberg.hadoop.HadoopFileIO",
+        }
+        words = [f"{name}={value}" for name, value in settings.items()]
+        return ["env", *words, "java", *_JAVA, "-jar", _catalog_jar() or "catalog.jar"]
+
+
 class ConnectServer(Server):
     """Kafka Connect in one process, with one connector; its jars are in .cache/debezium."""
 
@@ -442,6 +488,10 @@ _COLLECTOR = Path(".cache/otelcol/otelcol").resolve()
 
 def _registry_jar() -> Path | None:
     return next(Path(".cache/apicurio").resolve().glob("*-runner.jar"), None)
+
+
+def _catalog_jar() -> Path | None:
+    return next(Path(".cache/iceberg").resolve().glob("*.jar"), None)
 
 
 def free_port() -> int:

@@ -6,11 +6,16 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from dpstream.connectors.server_base import ServerOptions, is_uri
-from dpstream.errors import InvalidParameter
+from dpstream.connectors.lake_tables import one_line
+from dpstream.connectors.server_base import ServerAway, ServerOptions, is_uri, unreachable
+from dpstream.errors import InvalidInput, InvalidParameter
 from dpstream.optional import optional
 
 _PROPERTIES = ("uri", "warehouse", "type")
+_AWAY = (
+    "ServiceUnavailableError", "ServerError", "TooManyRequestsError", "CommitStateUnknownException",
+)  # fmt: skip
+_REFUSES = ("UnauthorizedError", "ForbiddenError", "OAuthError", "AuthorizationExpiredError")
 
 
 def open_catalog(options: ServerOptions) -> Any:
@@ -23,14 +28,36 @@ def open_catalog(options: ServerOptions) -> Any:
             "show; put it into PyIceberg's configuration (~/.pyiceberg.yaml, or a variable "
             f"PYICEBERG_CATALOG__{options.servers.upper()}__URI)"
         )
-    warehouse = given.get("warehouse")
-    if warehouse is not None and not is_uri(warehouse):  # a table's metadata has whole paths
+    warehouse, served = given.get("warehouse"), given.get("uri", "").startswith("http")
+    if warehouse is not None and not served and not is_uri(warehouse):
+        # a table's metadata has whole paths; to a REST catalog it is a name
         given["warehouse"] = str(Path(warehouse).resolve())
     try:
         return catalog.load_catalog(options.servers or None, **given)
     except iceberg_errors() as problem:
+        try:
+            raise_if_away(problem, options.where)
+        except ServerAway as away:
+            raise unreachable(options.where, away) from None
         raise InvalidParameter(
-            f"{options.where}: there is no such catalog: {' '.join(str(problem).split())[:300]}"
+            f"{options.where}: there is no such catalog: {one_line(problem)}"
+        ) from None
+
+
+def raise_if_away(problem: Exception, where: str) -> None:
+    """Raise `ServerAway` for what may go by when it is asked again, also if an answer was lost.
+
+    Credentials that a REST catalog refuses do not: InvalidInput.
+    """
+    requests = optional("requests", extra="iceberg", who="an iceberg:// table")
+    kind = type(problem).__name__
+    away = (requests.ConnectionError, requests.Timeout)
+    if kind in _AWAY or isinstance(problem, away):
+        raise ServerAway(f"the catalog does not answer: {one_line(problem)}") from problem
+    if kind in _REFUSES:
+        raise InvalidInput(
+            f"{where}: the catalog refuses the credentials: {one_line(problem)}; put others into "
+            "PyIceberg's configuration (~/.pyiceberg.yaml, or variables PYICEBERG_CATALOG__...)"
         ) from None
 
 

@@ -24,7 +24,12 @@ from dpstream.connectors.encode import (
     with_key_column,
     with_numbers,
 )
-from dpstream.connectors.iceberg.client import iceberg_errors, open_catalog, split_path
+from dpstream.connectors.iceberg.client import (
+    iceberg_errors,
+    open_catalog,
+    raise_if_away,
+    split_path,
+)
 from dpstream.connectors.lake_tables import (
     has_release,
     lake_types,
@@ -52,26 +57,27 @@ class IcebergSink:
 
     def __init__(self, options: ServerOptions) -> None:
         (self._namespace,) = split_path(options, parts=1, example="iceberg://CATALOG/NAMESPACE")
-        self._where = options.where
+        self._where, self._retry = options.where, options.retry_policy()
         self._catalog, self._errors = open_catalog(options), iceberg_errors()
         self._lock = _LOCKS.setdefault(self._where, Lock())
 
     def write(self, name: str, window: int, trigger: int, table: pa.Table) -> None:
         """Append the rows in one commit, unless the table has them."""
-        self._commit(name, window, trigger, run_of(table), with_numbers(table, window, trigger))
+        rows = with_numbers(table, window, trigger)
+        self._retry.insist(lambda: self._commit(name, window, trigger, run_of(table), rows))
 
     def upsert(
         self, name: str, window: int, trigger: int, table: pa.Table, row_keys: Sequence[str]
     ) -> None:
         """Put the rows in place of the window's in one commit, unless it has newer ones."""
         rows = with_key_column(with_numbers(table, window, trigger), row_keys)
-        self._commit(name, window, trigger, run_of(table), rows)
+        self._retry.insist(lambda: self._commit(name, window, trigger, run_of(table), rows))
 
     def check(self, name: str, schema: pa.Schema) -> None:
         """Refuse columns that Iceberg has not: a table of them is made elsewhere, and goes."""
         rows = lake_types(with_numbers(schema.empty_table(), 0, 1))
-        with self._lock, self._explain_errors(name):
-            self._refuse_other_columns(self._known(name), name, rows)
+        with self._lock:
+            self._refuse_other_columns(self._now(name), name, rows)
         catalog = optional("pyiceberg.catalog.sql", extra="iceberg", who="an iceberg:// sink")
         with TemporaryDirectory(prefix="dpstream-") as place, self._explain_errors(name):
             elsewhere = catalog.SqlCatalog("check", uri="sqlite:///:memory:", warehouse=place)
@@ -85,8 +91,8 @@ class IcebergSink:
 
     def fence(self, name: str, run: str) -> None:
         """Refuse a query that is here with releases of another run."""
-        with self._lock, self._explain_errors(name):
-            self._refuse_another_run(self._known(name), name, run)
+        with self._lock:
+            self._refuse_another_run(self._now(name), name, run)
 
     def close(self) -> None:
         """Close the catalog."""
@@ -130,6 +136,15 @@ class IcebergSink:
     def _place(self, query: str) -> str:
         return f"{self._where}/{self._identifier(query)[-1]}"
 
+    def _now(self, query: str) -> Any:
+        """The same, waiting for a catalog that is away."""
+
+        def known() -> Any:
+            with self._explain_errors(query):
+                return self._known(query)
+
+        return self._retry.insist(known)
+
     def _known(self, query: str) -> Any:
         """The query's table as it is now; None: it is not there yet."""
         identifier = self._identifier(query)
@@ -163,6 +178,7 @@ class IcebergSink:
         except self._errors as problem:
             if isinstance(problem, StateError):
                 raise
+            raise_if_away(problem, self._where)
             raise StateError(
                 f"the Iceberg table {self._place(query)} cannot be written: {one_line(problem)}; "
                 "mend that and run again: nothing is lost"

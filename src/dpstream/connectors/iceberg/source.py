@@ -10,7 +10,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from dpstream.connectors.iceberg.client import iceberg_errors, open_catalog, split_path
+from dpstream.connectors.iceberg.client import (
+    iceberg_errors,
+    open_catalog,
+    raise_if_away,
+    split_path,
+)
 from dpstream.connectors.lake_tables import VersionedSource, VersionPosition, one_line
 from dpstream.connectors.server_base import ServerAway, ServerOptions
 from dpstream.errors import InvalidInput, RowsLost
@@ -30,6 +35,7 @@ class IcebergSource(VersionedSource):
         try:
             self._table = self._catalog.load_table(self._identifier)
         except self._errors as problem:
+            raise_if_away(problem, self.where)
             raise InvalidInput(
                 f"{self.where} is no table that can be read: {one_line(problem)}"
             ) from None
@@ -56,6 +62,7 @@ class IcebergSource(VersionedSource):
                     f"{self.where} is gone; restore the table, or start anew with another state "
                     "directory"
                 ) from None
+            raise_if_away(problem, self.where)
             raise ServerAway(one_line(problem)) from None
         return str(self._table.metadata.table_uuid), self._last()
 
@@ -80,6 +87,7 @@ class IcebergSource(VersionedSource):
                 selected_fields=tuple(names),
             ).to_arrow()
         except self._errors as problem:
+            raise_if_away(problem, self.where)
             raise RowsLost(
                 f"version {version} of {self.where} cannot be read: {one_line(problem)}; restore "
                 "its files, or start anew from a later version (start=NUMBER)"
