@@ -451,9 +451,9 @@ class IcebergServer(Server):
 
     @staticmethod
     def absent() -> str | None:
-        """It needs Java and its jar."""
-        if shutil.which("java") is None:
-            return "no program java on PATH; install a Java 17"
+        """It needs Java, with the compiler, and its jar."""
+        if shutil.which("javac") is None:
+            return "no program javac on PATH; run .ci/servers"
         found = _catalog_jar() is not None
         return None if found else "no Iceberg catalog in .cache/iceberg; run .ci/servers"
 
@@ -476,18 +476,18 @@ class IcebergServer(Server):
             return False
 
     def command(self) -> Sequence[str | Path]:
-        """Its settings are variables, of which `env` sets those that it reads."""
+        """On loopback alone; the catalog's own main would listen everywhere."""
         settings = {
-            "CATALOG_REST_PORT": str(self.port),
-            "CATALOG_URI": f"jdbc:sqlite:file:{self.folder / 'catalog.db'}",
-            "CATALOG_WAREHOUSE": str(self.folder / "warehouse"),
-            "CATALOG_JDBC_SCHEMA__VERSION": "V1",
-            "CATALOG_CLIENTS": "1",  # two connections to one SQLite file lock each other out
-            "CATALOG_CATALOG__IMPL": "org.apache.iceberg.jdbc.JdbcCatalog",
-            "CATALOG_IO__IMPL": "org.apache.iceberg.hadoop.HadoopFileIO",
+            "uri": f"jdbc:sqlite:file:{self.folder / 'catalog.db'}",
+            "warehouse": str(self.folder / "warehouse"),
+            "jdbc.schema-version": "V1",
+            "clients": "1",  # two connections to one SQLite file lock each other out
+            "catalog-impl": "org.apache.iceberg.jdbc.JdbcCatalog",
+            "io-impl": "org.apache.iceberg.hadoop.HadoopFileIO",
         }
         words = [f"{name}={value}" for name, value in settings.items()]
-        return ["env", *words, "java", *_JAVA, "-jar", _catalog_jar() or "catalog.jar"]
+        jar, main = _catalog_jar() or "catalog.jar", Path(".ci/iceberg/LoopbackCatalog.java")
+        return ["java", *_JAVA, "-cp", jar, main.resolve(), str(self.port), *words]
 
 
 class ConnectServer(Server):
