@@ -339,9 +339,8 @@ def test_several_queries_share_one(bucket, home):
             state=f"s3://{bucket.name}/states/both", options=run_options(),
         )  # fmt: skip
 
-    runs = iter(run("out"))
-    list(itertools.islice(runs, 7))
-    runs.close()
+    with run("out") as broken_off:
+        list(itertools.islice(broken_off, 7))
     run("out").finish()
     assert len(published(home)) == 2 * len(published(home, "calm"))
     assert len([r for r in Ledger(ledger).history() if "amount" in r]) == 2
