@@ -126,7 +126,8 @@ def test_snapshots_and_other_databases_have_no_place():
         return json.dumps({"op": "c", "after": A, "source": source}).encode()
 
     mysql = [
-        of("mysql", file=f"bin.{n}", pos=p, row=r) for n, p, r in [(1, 9, 0), (1, 9, 1), (2, 4, 0)]
+        of("mysql", file=f"bin.{n}", pos=p, row=r)
+        for n, p, r in [(999_999, 9, 0), (999_999, 9, 1), (1_000_000, 4, 0)]
     ]
     found = decode([*mysql, *mysql[1:]]).decoded
     assert (len(found.table), len(found.bad)) == (3, 2)

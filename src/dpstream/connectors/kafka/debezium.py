@@ -175,12 +175,21 @@ def _follow(last: LogPlace | None, event: _Event) -> tuple[LogPlace | None, bool
     if place is None:
         return last, False
     marks = [] if len(place) == _ALONE else [event.mark]
-    if last is None or len(last[0]) != len(place) or place > last[0]:
+    if last is None or len(last[0]) != len(place) or _rank(place) > _rank(last[0]):
         return [place, marks], False
     reached, known = last
-    if place < reached or not marks or marks[0] in known:
+    if _rank(place) < _rank(reached) or not marks or marks[0] in known:
         return last, True
     return [reached, known + marks], False
+
+
+def _rank(place: list[Any]) -> list[Any]:
+    """What places are compared by: MySQL's files are numbered, and ...1000000 follows ...999999."""
+    file, *rest = place
+    if not isinstance(file, str):
+        return place
+    stem, _, number = file.rpartition(".")
+    return [stem, int(number), *rest] if number.isdecimal() else [file, 0, *rest]
 
 
 def _row(event: _Event, columns: Columns) -> bytes:
