@@ -458,6 +458,7 @@ class LiveView:
         self.replayable = source.replayable
         self.inferred = source.inferred if isinstance(source, InferredTypes) else {}
         self.quarantines = isinstance(source, CheckedSource) and source.quarantines
+        self._stamped = source if isinstance(source, StampedPartitions) else None
         self.closed, self.finished = False, False
         self.settled: Positions = {}
         self.removed: list[str] = []
@@ -542,9 +543,10 @@ class LiveView:
 
     def stamp(self, partition: str) -> Any:
         """What tells it from others of its name, where the source has such; None: it has not."""
-        source = self.shared.source
+        if self._stamped is None:
+            return None
         with self.shared.lock:
-            return source.stamp(partition) if isinstance(source, StampedPartitions) else None
+            return self._stamped.stamp(partition)
 
     def finish(self) -> None:
         """The query has published all it ever will."""
