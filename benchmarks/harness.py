@@ -55,6 +55,7 @@ BENCHES: Final[dict[str, str]] = {
     "aggregates": "rank errors of quantiles, once beside pipeline-dp and opendp, and continually",
     "found_keys": "keys alone, with weights and without, beside pipeline-dp; the true top keys",
     "rollup": "errors of totals and parts of ROLLUP and CUBE, before least squares and after it",
+    "shared_noise": "public groups that share noise, and their sums, beside independent noise",
     "users": "activity, sessions, funnels, retention: errors, coverage, speed beside a group-by",
     "coverage": "how often published intervals hold the truth: aggregates, strategies, mechanisms",
     "bounds": "what `bounds` says is left out, paid with epsilon 0.1, beside what is left out",

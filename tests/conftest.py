@@ -19,6 +19,7 @@ import pytest
 from hypothesis import settings
 from hypothesis.internal.conjecture import providers
 
+from tests.support.fixed import fixed_randomness
 from tests.support.servers import KafkaServer, NatsServer, PostgresServer, RegistryServer
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -250,3 +251,4 @@ def pytest_configure(config: pytest.Config) -> None:
     for component in COMPONENTS:
         config.addinivalue_line("markers", f"{component}: needs the real component `{component}`")
     config.pluginmanager.register(ComponentGate(), "component-gate")
+    config.pluginmanager.register(fixed_randomness(), "fixed-randomness")

@@ -3,6 +3,7 @@
 import asyncio
 import inspect
 import re
+import warnings
 
 import duckdb
 import polars as pl
@@ -309,6 +310,20 @@ def test_what_the_command_line_warns_of_is_a_warning_here(tmp_path, monkeypatch)
         assert sum(expected in each for each in words) == 1, words
     assert not any("secret" in each for each in words)
 
+    facts = {"privacy_unit_column": "user", "keys": ["page"], "max_groups_contributed": 1}
+    byhand = dps.Query(name="byhand", epsilon=24, delta=1e-9, **facts)
+    with pytest.warns(dps.errors.DpstreamWarning) as told:
+        dps.run(byhand, source=RECORDS, ledger=tmp_path / "book").finish()
+    words = [str(each.message) for each in told]
+    for expected in (
+        "byhand: epsilon = 24 protects nobody",
+        "without a state directory this query",
+    ):
+        assert sum(expected in each for each in words) == 1, words
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", dps.errors.UnexpectedResult)
+        dps.run(dps.sql(COUNT), source=RECORDS, ledger=dps.Ledger()).finish()
+
     (tmp_path / "a.csv").write_text("user,page,seconds\n" + "u,/home,1\n" * 50)
     (tmp_path / "b.csv").write_text("other\n1\n")
     with pytest.warns(dps.errors.DpstreamWarning, match=r"b\.csv is quarantined"):
@@ -333,6 +348,13 @@ def test_a_run_that_takes_over_or_begins_later_says_so(tmp_path):
     )
     with pytest.warns(dps.errors.UnexpectedResult, match="takes over from run"):
         dps.run(later, **how, state=tmp_path / "two", take_over=True, anyway=True)
+    (tmp_path / "new").mkdir()
+    ahead = dps.sql(later.replace("2024", "2094"), name="ahead")
+    ahead = how | {"source": str(tmp_path / "new"), "live": True, "query": ahead}
+    with pytest.warns(dps.errors.UnexpectedResult, match="first trigger of 'ahead'.*is held from"):
+        dps.run(**ahead, state=tmp_path / "three")
+    with pytest.warns(dps.errors.UnexpectedResult, match="first trigger of 'ahead'.*is not held"):
+        dps.run(**ahead)
 
 
 @pytest.mark.parametrize("every", ["D", "h"])

@@ -26,8 +26,31 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 
+SHOWN_PLACES: dict[str, str] = {}
+"""What users call working directories of dpstream, by their paths, in errors and warnings."""
 
-class DpstreamError(Exception):
+
+def shown(text: str) -> str:
+    """A text for users: working directories have the names that users know.
+
+    >>> SHOWN_PLACES["/tmp/state-x3/pages"] = "s3://bucket/states/pages"
+    >>> shown("/tmp/state-x3/pages/ledger is missing")
+    's3://bucket/states/pages/ledger is missing'
+    >>> SHOWN_PLACES.clear()
+    """
+    for path, place in SHOWN_PLACES.items():
+        text = text.replace(path, place)
+    return text
+
+
+class _Told(Exception):
+    """An error or a warning that names places as users do."""
+
+    def __str__(self) -> str:
+        return shown(super().__str__())
+
+
+class DpstreamError(_Told):
     """The root: catch this to catch everything dpstream raises on purpose.
 
     >>> import dpstream as dps
@@ -110,7 +133,7 @@ class MissingDependency(DpstreamError, ImportError):
     """An optional package is needed for what was asked."""
 
 
-class DpstreamWarning(UserWarning):
+class DpstreamWarning(_Told, UserWarning):
     """What goes on, and may not be what was meant; every warning of dpstream is one."""
 
 

@@ -1,5 +1,8 @@
 """Reports: shape, reproducibility, verdicts, and the quick audit of everything."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 from dpstream.audit.lower_bounds import Event, bound_from_event
@@ -47,6 +50,7 @@ WANTED = {
     "rising_bounds",
     "clamps_of_another_period",
     "shared_by_all_groups",
+    "shared_in_every_release",
     "forgotten_by_exact_counts",
     "remembers_active_keys",
     "threshold_without_plus_one",
@@ -189,3 +193,14 @@ def test_the_quick_audit_of_everything():
     assert (found["rejected"], found["missed"]) == ([], [])
     assert {row["name"]: row["share_of_claim"] for row in rows if row["simple"]}
     assert all(row["share_of_claim"] >= 0.3 for row in rows if row["simple"])
+
+
+def test_the_documents_have_a_row_of_everything_that_is_audited():
+    """Each of what is shipped and of the controls once, each in its table."""
+    text = (Path(__file__).resolve().parents[2] / "docs" / "audit.md").read_text()
+    tables = text.split("| shipped | ")[1].split("| control | ")
+    found = [re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) for table in tables]
+    sound = ["svt_1", "svt_2"]  # two of six published forms, beside their four broken ones
+
+    assert sorted(found[0]) == sorted([*shipped(), *sound])
+    assert sorted(found[1]) == sorted(set(controls()) - {*sound})

@@ -37,6 +37,8 @@ from tests.support.runs import (
     CHOOSING_ALL,
     LOOKING_BACK,
     PER_UNIT,
+    SHARING,
+    SHARING_CHOSEN,
     break_off,
     charges,
     published,
@@ -236,6 +238,8 @@ VARIANTS = {
         every=None,
         correlated_noise=True,
     ),
+    "noise that groups share at last": SHARING,
+    "noise that chosen groups share": SHARING_CHOSEN,
     "sets of keys": query(
         keys=("page", "seconds"),
         aggregates=(dps.Count("n"), dps.CountUnits("units")),

@@ -245,7 +245,7 @@ def test_the_operator_may_look_while_a_query_waits(tmp_path):
         def wait(self, until, stop):
             asking = Thread(target=lambda: answered.append(run.operator_facts()), daemon=True)
             asking.start()
-            asking.join(5)
+            asking.join(60)
             assert not asking.is_alive(), "the waiting query holds a lock"
             super().wait(until, stop)
 

@@ -24,6 +24,8 @@ from tests.support.runs import (
     CHOOSING,
     CHOOSING_ALL,
     LOOKING_BACK,
+    SHARING,
+    SHARING_CHOSEN,
     SHORT,
     break_off,
     charges,
@@ -114,8 +116,13 @@ def test_keys_that_nobody_derives(tmp_path, expected):
         LOOKING_BACK,
         CHOOSING,
         CHOOSING_ALL,
+        SHARING,
+        SHARING_CHOSEN,
     ],
-    ids=["thinned", "one window", "once per window", "looking back", "chosen bounds", "clamps too"],
+    ids=[
+        *("thinned", "one window", "once per window", "looking back", "chosen bounds"),
+        *("clamps too", "shared noise", "shared, chosen"),
+    ],
 )
 def test_other_shapes_of_query(tmp_path, asked):
     """Thinned tables, public keys, earlier windows, one window: all of it is in the state."""

@@ -367,6 +367,12 @@ CASES = {
         table="TUMBLE(log, DESCRIPTOR(ts), INTERVAL '8' HOUR)",
         emit="",
     ),
+    "noise that groups share by themselves": asked(
+        f"COUNT(*) AS n, COUNT(DISTINCT user) AS users, SUM(seconds, {BOUNDS}) AS s",
+        "privacy_unit_period = INTERVAL '8' HOUR, max_rows_per_group = 2, "
+        "public_groups = ('/0', '/1', '/2', '/3')",
+        table="TUMBLE(log, DESCRIPTOR(ts), INTERVAL '8' HOUR)",
+    ),
     "late rows": asked(
         options="arrival_column = seen, allowed_lateness = INTERVAL '2' HOUR",
         table="TUMBLE(log, DESCRIPTOR(ts), INTERVAL '6' HOUR)",

@@ -102,7 +102,7 @@ def test_the_pipeline_of_a_bucket(tmp_path, monkeypatch, objects):
     assert sorted(json.loads(line)["page"] for line in only.splitlines()) == ["home", "news"]
     assert "everything was published before" in again
     assert {path.name: path.read_bytes() for path in (folder / "by-page").iterdir()} == found
-    with closing(Ledger("s3://pipeline/books/pipeline")) as ledger:
+    with closing(Ledger("s3://pipeline/states/by-page/ledger")) as ledger:
         assert len([record for record in ledger.history() if "amount" in record]) == 1
 
 

@@ -168,11 +168,17 @@ def test_a_kill_and_another_machine(bucket, home):
     assert len([*(home / "cache" / "dpstream" / "states").iterdir()]) == 1  # the dead one's is gone
 
 
+def as_another_process():
+    """What is opened from now on has working files of its own, and knows of no others."""
+    state_mirror._OPEN.clear()
+    state_mirror._TAKEN.clear()
+
+
 def test_of_two_writers_the_later_one_wins(bucket, home):
     """The first is refused before it draws again; what both have published is the same."""
     first = iter(start(bucket.name, home, "first", **RANDOM))
     early = list(itertools.islice(first, 5))
-    state_mirror._OPEN.clear()  # as in another process, which has working files of its own
+    as_another_process()
     start(bucket.name, home, "second", **RANDOM).finish()
     with pytest.raises(StateError, match="was opened by another process"):
         list(first)
@@ -184,6 +190,80 @@ def test_of_two_writers_the_later_one_wins(bucket, home):
     }
     assert (ours | theirs).keys() == published(home, "calm").keys()
     assert len(charges(bucket.name)) == 1
+
+
+def test_a_start_that_is_refused_disturbs_nobody(bucket, home):
+    """Another secret, query, dataset or engine: told by the state's name; the run goes on."""
+    first = iter(start(bucket.name, home, "first", **RANDOM))
+    early = list(itertools.islice(first, 5))
+    before = (bucket / "states" / "sent" / "head").read_bytes()
+    uri = f"s3://{bucket.name}/states/sent"
+    given = {"source": home / "log.parquet", "sink": home / "no", "state": uri, "secret": SECRET}
+    given |= {"query": dps.sql(SINK_QUERY, name="sent"), "options": run_options(**RANDOM)}
+    other = dps.sql(SINK_QUERY.replace("COUNT(*)", "COUNT(DISTINCT user)"), name="sent")
+    for wrong in ({"secret": bytes(32)}, {"query": other}, {"dataset": "other"}):
+        as_another_process()
+        with pytest.raises(StateError) as refused:
+            dps.run(**given | wrong).finish()
+        assert uri in str(refused.value)
+        assert str(home / "cache") not in str(refused.value)
+    assert (bucket / "states" / "sent" / "head").read_bytes() == before
+    assert len(early) + len(list(first)) == len(published(home, "first"))
+    assert published(home, "first").keys() == published(home, "calm").keys()
+    assert published(home, "no") == {}
+
+
+def test_who_has_gone_on_meanwhile_goes_on(bucket, home):
+    """A start has looked, and the run elsewhere writes before it does: the start is refused."""
+    first = iter(start(bucket.name, home, "first", **RANDOM))
+    next(first)
+    as_another_process()
+    late = start(bucket.name, home, "second", **RANDOM)
+    list(itertools.islice(first, 20))
+    with pytest.raises(StateError, match=r"s3://\S+ is in use.* has changed nothing"):
+        late.finish()
+    list(first)
+
+    assert published(home, "first").keys() == published(home, "calm").keys()
+    assert published(home, "second") == {}
+    start(bucket.name, home, "again", **RANDOM).finish()
+
+
+def test_what_a_later_writer_has_put_there_stays(bucket, home, monkeypatch):
+    """A process is held up behind its first head; another one goes on from that, to its end."""
+    list(itertools.islice(start(bucket.name, home, "first", **RANDOM), 5))
+    as_another_process()
+    replace, late = client.Bucket.replace, []
+
+    def held_up(self, key, data, known):
+        made = replace(self, key, data, known)
+        if key.endswith("sent/head") and not late:
+            late.append(self)
+            as_another_process()
+            monkeypatch.setattr(client.Bucket, "replace", replace)
+            list(itertools.islice(start(bucket.name, home, "second", **RANDOM), 5))
+        return made
+
+    monkeypatch.setattr(client.Bucket, "replace", held_up)
+    with pytest.raises(StateError, match="by another process"):
+        start(bucket.name, home, "held up", **RANDOM).finish()
+    assert late
+    as_another_process()
+    start(bucket.name, home, "last", **RANDOM).finish()
+    there, named, _ = remains(bucket)
+    assert there == named
+    assert len(charges(bucket.name)) == 1
+
+
+def test_working_files_are_held_from_the_first_moment_on(bucket, home, monkeypatch):
+    """Where a folder cannot be locked, another start would remove it: that is refused."""
+    held = state_mirror._hold
+    monkeypatch.setattr(state_mirror, "_hold", lambda folder: None)
+    with pytest.raises(StateError, match="cannot be locked; name a folder of a disk of this"):
+        start(bucket.name, home)
+    monkeypatch.setattr(state_mirror, "_hold", held)
+    assert [*(home / "cache" / "dpstream" / "states").iterdir()] == []
+    start(bucket.name, home).finish()
 
 
 def test_two_that_begin_at_once(bucket, home):

@@ -44,6 +44,10 @@ def query(**changes):
     return dps.Query(**(asked | changes))
 
 
+SHARING = query(public_groups=[f"/{n}" for n in range(1, 5)], max_groups_contributed=4)
+"""Groups have a part of the noise of their last release alike."""
+SHARING_CHOSEN = replace(SHARING, choose_groups=True)
+"""The same, in periods that choose how many groups of a unit count."""
 SHORT = query(
     aggregates=(dps.Count("clicks"),),
     end="1970-01-01T04:00",

@@ -9,6 +9,7 @@ Kafka is one process in KRaft mode with a small heap. Its jars are put into .cac
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import pwd
@@ -494,11 +495,16 @@ def _catalog_jar() -> Path | None:
 
 
 def free_port() -> int:
-    """A loopback port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A loopback port that nobody listens on, below those that connections are given meanwhile."""
+    first, count = 20_000, 12_000
+    for number in itertools.count(os.getpid() * 97 + next(_asked)):
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", first + number % count))
+            return first + number % count
+    raise AssertionError("a count has no end")
+
+
+_asked = itertools.count()
 
 
 def listens(port: int) -> bool:

@@ -32,12 +32,14 @@ from dpstream.audit.controls.broken_engine import (
     NoiseBelowReach,
     NoiseForOneDroppedRow,
     OnlyTouchedKeys,
+    OwnNoiseOfShared,
     PureNoiseInL2,
     RememberedOnceTouched,
     RemembersActiveKeys,
     RisingBounds,
     SetsChargedOnce,
     SharedByAllGroups,
+    SharedInEveryRelease,
     SubqueryOverStream,
     TailPerTrigger,
     ThresholdWithoutPlusOne,
@@ -477,9 +479,16 @@ _SHARED: dict[str, Any] = {
 
 
 def _sharing(plan: Callable[[Query], NoisePlan] = plan_query, **facts: Any) -> QueryRuns:
-    """Twelve public groups in a window for each run."""
+    """Twelve public groups in a window for each run; steps of 20 minutes."""
+    flow = {"flow": facts.pop("flow")} if "flow" in facts else {}
     query = debias_query(**_SHARED | facts)
-    return QueryRuns(query=query, groups=12, apart="windows", plan=plan)
+    return QueryRuns(query=query, groups=12, apart="windows", plan=plan, **flow)
+
+
+_STAGGERED = unit_pair(
+    "a unit in half of the groups, and at the next trigger in the others",
+    unit=tuple((group, group // 6) for group in range(12)),
+)
 
 
 _CHOSEN: dict[str, Any] = {
@@ -636,6 +645,15 @@ def query_targets() -> Catalogue:
             unit_pair("a unit in half of them", unit=tuple((group, 0) for group in range(6))),
             unit_pair("a unit in one of them", unit=((0, 0),)),
             runs=(2_000, 16_000),
+        ),
+        latched_correlated_last=query_target(
+            "A GROUP BY of public keys whose last release has noise that all groups share",
+            _sharing(every="20 minutes"),
+            unit_pair("a unit in all groups", unit=tuple((group, 0) for group in range(12))),
+            unit_pair("a unit in half of them", unit=tuple((group, 0) for group in range(6))),
+            _STAGGERED,
+            unit_pair("a unit in one of them", unit=((0, 0),)),
+            runs=(1_000, 8_000),
         ),
         latched_chosen=_chosen("bounds on groups that are chosen"),
         latched_chosen_clamps=_chosen("sums whose clamps are chosen, too", **_OPEN_SUM),
@@ -872,6 +890,19 @@ def query_controls() -> Catalogue:
             "Noise that groups share, made for a unit in all of them; this one is in half.",
             _sharing(lambda query: SharedByAllGroups(plan_query(query).query)),
             unit_pair("a unit in half of the groups", unit=tuple((group, 0) for group in range(6))),
+            runs=(1_000, 4_000),
+            control=True,
+        ),
+        shared_in_every_release=query_target(
+            "Noise that groups share at every release, made for groups that come in one step.",
+            _sharing(
+                lambda query: OwnNoiseOfShared(plan_query(query).query),
+                flow=SharedInEveryRelease,
+                every="20 minutes",
+                last_budget=None,
+                correlated_noise=False,
+            ),
+            _STAGGERED,
             runs=(1_000, 4_000),
             control=True,
         ),

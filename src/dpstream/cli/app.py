@@ -128,7 +128,10 @@ def run_command(given: Sequence[str]) -> int:
         stack.callback(end_log)
         warnings.simplefilter("always", NewBook)
         warnings.filterwarnings("ignore", "the budget of this", NewBook)  # a note says it
-        said = ".*(operator only|takes over from run|has no room for)"  # and these
+        said = (  # and these
+            ".*(operator only|takes over from run|has no room for|the first trigger of|"
+            "without (a )?state|protects nobody|the promise fails)"
+        )
         warnings.filterwarnings("ignore", said, UnexpectedResult)
         warnings.showwarning = lambda message, *_, **__: note(str(message), level=logging.WARNING)
         try:

@@ -14,6 +14,7 @@ from dpstream.cli.output import AsJson, note, print_json
 from dpstream.cli.watch import cost_in_words
 from dpstream.engines.clock import SystemClock
 from dpstream.errors import InvalidParameter
+from dpstream.privacy.state.mirrors import mirror_of
 from dpstream.query.query import Query
 from dpstream.query.windows import iso
 from dpstream.session.change_plan import Change, plan_changes
@@ -58,10 +59,11 @@ def apply(
     elif yes or (not as_json and sys.stdin.isatty() and typer.confirm("carry it out?")):
         plan.accept()
         accepted = True
-        note(
-            f"accepted: the next start of {path} carries it out; what runs takes it up on SIGHUP, "
-            "or (dpstream serve) by POST /reload on the operator side"
-        )
+        taken = "what runs takes it up on SIGHUP, or (dpstream serve) by POST /reload on the "
+        taken += "operator side"
+        if mirror_of(plan.file.state) is not None:
+            taken = "a run that goes on with this state stops at its next step: start it again"
+        note(f"accepted: the next start of {path} carries it out; {taken}")
     else:
         note("nothing was changed; to carry it out: --yes")
     if as_json:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, cast, get_type_hints
 from typer import Option
 
 from dpstream.cli.output import note
+from dpstream.connectors.server_base import is_object_uri
 from dpstream.errors import InvalidParameter
 from dpstream.mechanisms import find
 from dpstream.mechanisms.base import Mechanism
@@ -221,3 +222,12 @@ def literal(text: str) -> Any:
         except ValueError:
             continue
     return text
+
+
+def state_place(text: str) -> Path | str:
+    """A directory, or a name in a bucket.
+
+    >>> state_place("s3://bucket/states/pages")
+    's3://bucket/states/pages'
+    """
+    return text if is_object_uri(text) else Path(text)

@@ -299,7 +299,8 @@ def _plan_users(
     dataset, at = book.dataset, (now - _EPOCH) // timedelta(microseconds=1)
     terms = copy.terms(dataset)
     assert terms is not None
-    plans = {q.name: plan_query(q.starting(at)) for q in book.queries if isinstance(q, Query)}
+    queries = [query.starting(at) for query in book.queries if isinstance(query, Query)]
+    plans = {query.name: plan_query(query).for_book(terms) for query in queries}
     states = {}
     for number, (name, plan) in enumerate([*plans.items()]):
         states[name] = "charged" if name in charged else "fits"
@@ -313,11 +314,12 @@ def _plan_users(
                 if first is None or ticks is None or plan.query.end is not None:
                     states[name] = f"does not fit: {problem}"
                 else:  # it begins with the first period that has room, as a run would
-                    plans[name] = plan_query(plan.query.not_before(ticks.at(first)))
+                    later = plan_query(plan.query.not_before(ticks.at(first)))
+                    plans[name] = later.for_book(terms)
                     plans[name].pay(spend, "plan")
     after = _report(copy, dataset)
     left = Fraction(after.get("left_to_come", after["left"]))
-    queries = [
+    planned = [
         PlannedQuery(
             query=plan.query,
             analyst=pipeline.analysts.get(name, ""),
@@ -328,7 +330,7 @@ def _plan_users(
         )
         for name, plan in plans.items()
     ]
-    mine = sum((q.amount for q in queries if q.counts), Fraction(0))
+    mine = sum((q.amount for q in planned if q.counts), Fraction(0))
     slack = {key: Fraction(after[key]["left"]) for key in ("tail", "drift") if key in after}
     template = next(iter(plans.values())).query
 
@@ -341,7 +343,7 @@ def _plan_users(
         words = {"tail": "delta", "drift": "what floats add"}
         return max(0, math.floor(most[first])), words.get(first, first)
 
-    return queries, max(terms.total - left - mine, Fraction(0)), left, room
+    return planned, max(terms.total - left - mine, Fraction(0)), left, room
 
 
 def _spend(copy: Ledger, dataset: str, plan: NoisePlan, number: int, analyst: str) -> QuerySpend:

@@ -141,6 +141,7 @@ def print_json(value: Any) -> None:
 
 def note(message: str, *, level: int = logging.INFO) -> None:
     """Tell the operator something that is not a result; `level`: where the log is asked for."""
+    message = errors.shown(message)
     if _lines is not None:
         _LOG.log(level, message)
     else:

@@ -36,8 +36,9 @@ from dpstream.cli.watch import (
     tell_operator,
 )
 from dpstream.engines.embedded.process_memory import keep_freed_memory
-from dpstream.errors import DpstreamError
+from dpstream.errors import DpstreamError, InvalidParameter
 from dpstream.privacy.state.durable_files import make_directory
+from dpstream.privacy.state.mirrors import mirror_of
 from dpstream.query.windows import instant
 from dpstream.serve.access import load_token
 from dpstream.serve.metrics import metrics_address, run_samples, serve_metrics
@@ -124,6 +125,11 @@ def run(
         collect = partial(run_samples, pipeline, runs)
         with export(otel, collect, name=pipeline.path.stem), ExitStack() as stack:
             if place is not None:
+                if token_file is None and (mirror := mirror_of(pipeline.state)) is not None:
+                    raise InvalidParameter(
+                        f"{mirror.place} is in a bucket, where no token is kept; name a file for "
+                        "it: --token-file FILE"
+                    )
                 token = load_token(token_file or pipeline.state / "operator.token")
                 served = serve_metrics(place, token, collect, plain_http=allow_plain_http)
                 address = stack.enter_context(served)

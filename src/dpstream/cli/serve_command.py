@@ -29,6 +29,7 @@ from dpstream.cli.output import note, note_counts, use_log
 from dpstream.connectors.storage import safe_name
 from dpstream.errors import DpstreamError, InvalidParameter, MissingDependency
 from dpstream.privacy.state.durable_files import make_directory
+from dpstream.privacy.state.mirrors import mirror_of
 from dpstream.serve.otel import VARIABLE, check_collector
 from dpstream.session.change_plan import drop_unbegun
 from dpstream.session.pipeline import load_pipeline
@@ -157,6 +158,12 @@ def serve(
         most_decoded=max_decoded,
     )
     settings.check()
+    if (mirror := mirror_of(pipeline.state)) is not None:
+        raise InvalidParameter(
+            f"{path}: dpstream serve keeps what the page shows in the state directory, and "
+            f"{mirror.place} is in a bucket; run it there with dpstream run and a sink, or name a "
+            "directory in [state] and keep sources, sinks and ledger in the bucket"
+        )
     for words in pipeline.remarks:
         note(words)
     if settings.run:

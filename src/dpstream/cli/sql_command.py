@@ -28,6 +28,7 @@ from dpstream.cli.command_options import (
     TakeOver,
     literal,
     read_settings,
+    state_place,
     table_paths,
     tell_storage,
 )
@@ -44,7 +45,6 @@ from dpstream.cli.watch import (
     tell_operator,
 )
 from dpstream.connectors.files.sink import DirectorySink
-from dpstream.connectors.server_base import is_object_uri
 from dpstream.connectors.storage import safe_name
 from dpstream.engines.embedded.process_memory import keep_freed_memory
 from dpstream.errors import InvalidInput, InvalidParameter
@@ -228,7 +228,7 @@ def sql(
         Any,
         BudgetOption(
             help="Directory that lets this query go on after a stop; or s3://bucket/states/name.",
-            parser=_state_place,
+            parser=state_place,
             metavar="STATE",
         ),
     ] = None,
@@ -332,11 +332,6 @@ def sql(
         anew = "without --state it cannot go on: it would begin anew, and be charged anew"
         note(f"stopped; {'the same command again goes on from here' if state else anew}")
         raise typer.Exit(INTERRUPTED)
-
-
-def _state_place(text: str) -> Path | str:
-    """A directory, or a name in a bucket."""
-    return text if is_object_uri(text) else Path(text)
 
 
 def source_paths(compiled: Compiled, sources: Sequence[str]) -> list[str]:

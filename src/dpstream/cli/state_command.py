@@ -14,12 +14,15 @@ from typing import Annotated, Any
 import typer
 from typer import Argument, Option
 
+from dpstream.cli.command_options import state_place
 from dpstream.cli.ledger_command import File
 from dpstream.cli.output import AsJson, UsageError, counted, note, print_json, progress_bar
+from dpstream.connectors.server_base import is_object_uri
 from dpstream.connectors.storage import printable
-from dpstream.errors import DpstreamError, StateError
+from dpstream.errors import DpstreamError, StateError, shown
 from dpstream.mechanisms.runner import PAN_PRIVATE
 from dpstream.privacy.ledger.ledger import Ledger
+from dpstream.privacy.ledger.store import LedgerAddress, LedgerPlace
 from dpstream.privacy.state import Secret
 from dpstream.privacy.state.backup import (
     Restoration,
@@ -31,6 +34,7 @@ from dpstream.privacy.state.backup import (
 )
 from dpstream.privacy.state.input_log import logged_quarantine
 from dpstream.privacy.state.inspection import bounds_in_words, describe, find_faults, saved_step
+from dpstream.privacy.state.mirrors import mirror_of, sync_mirror
 from dpstream.privacy.state.run_directory import (
     About,
     adopt,
@@ -45,10 +49,16 @@ from dpstream.serve.release_store import collect_served, store_folder
 from dpstream.session.changes import Changes
 from dpstream.session.pipeline import load_pipeline
 from dpstream.session.retention import collect_by_age, collect_runs
+from dpstream.session.start import ledger_beside, state_folder
 
 app = typer.Typer(help="Look after state directories.")
 Folder = Annotated[
-    Path, Argument(metavar="DIR", help="A state directory, of one run or of a pipeline.")
+    Any,
+    Argument(
+        metavar="DIR",
+        help="A state directory, of one run or of a pipeline; or s3://bucket/states/name.",
+        parser=state_place,
+    ),
 ]
 Who = Annotated[str, Option(help="Who says so; by default the login name.")]
 SecretFile = Annotated[
@@ -81,20 +91,24 @@ def back_up_directory(
 
     dpstream state backup state/ /backups/2026-05-01.tar.gz
     """
+    in_bucket, folder = isinstance(folder, str), state_folder(folder)
     place = secret or secret_path(folder.resolve())
     if with_secret and not place.exists():
-        raise StateError(f"there is no secret at {place}; name it: --secret FILE")
+        what = "a state in a bucket has no secret beside it" if in_bucket else f"no secret {place}"
+        raise StateError(f"{what}; name it: --secret FILE")
     with progress_bar("files") as told:
         facts = back_up(folder, to, secret=place if with_secret else None, told=told)
     size = sum(file["bytes"] for file in facts["files"].values())
     if as_json:
         about = {key: facts[key] for key in ("at", "folder", "runs", "ledgers", "secret")}
-        print_json({"backup": str(to), **about, "files": len(facts["files"]), "bytes": size})
+        listed = {"backup": str(to), **about, "files": len(facts["files"]), "bytes": size}
+        print_json(_shown(listed))
         return
     runs, files = counted(len(facts["runs"]), "run"), counted(len(facts["files"]), "file")
     print(f"{to}: {runs}, {files}, {counted(size, 'byte')}")
     if not with_secret and _has_secret(folder):
-        note(f"the secret {place} is not in it; keep a copy of it elsewhere, for this user alone")
+        which = "its secret" if in_bucket and secret is None else f"the secret {place}"
+        note(f"{which} is not in it; keep a copy of it elsewhere, for this user alone")
     note("rows, releases and pipeline files are not in it either; keep the newest ledger as well")
 
 
@@ -107,7 +121,14 @@ def _has_secret(folder: Path) -> bool:
 @app.command("restore")
 def restore_directory(
     source: Annotated[Path, Argument(metavar="FROM", help="What state backup has written.")],
-    folder: Annotated[Path, Argument(metavar="DIR", help="Where the state will be.")],
+    folder: Annotated[
+        Any,
+        Argument(
+            metavar="DIR",
+            help="Where the state will be; or s3://bucket/states/name.",
+            parser=state_place,
+        ),
+    ],
     file: File = None,
     nothing_since: Annotated[
         bool,
@@ -140,6 +161,7 @@ def restore_directory(
 
     dpstream state restore /backups/2026-05-01.tar.gz state/ --because "disk lost"
     """
+    folder = _free_folder(folder, file)
     restoration = Restoration(
         folder=folder,
         ledger=file,
@@ -149,13 +171,19 @@ def restore_directory(
         because=because or f"the backup {source.name} was put back",
         who=who or getpass.getuser(),
     )
-    found = []
-    for name, run in restoration.restore(source).items():
+    found, restored = [], restoration.restore(source)
+    if mirror_of(folder) is not None and wrapping_in_use(folder):
+        raise StateError(
+            f"keys of {folder} were rotated, and the secret that wraps them lies beside a "
+            "directory: in a bucket there is no place for it; restore into a directory"
+        )
+    sync_mirror(folder)
+    for name, run in restored.items():
         saved = saved_step(folder / name)
         later = [] if run.remembers_from is None else [run.remembers_from]
         found.append(
             {
-                "directory": str(folder / name),
+                "directory": shown(str(folder / name)),
                 "run": run.about["run"].hex()[:8],
                 "saved_steps": saved,
                 "steps_to_repeat": max(0, run.told - saved),
@@ -192,7 +220,9 @@ def restore_directory(
             "dead letters are those of the backup: erase units once more that were erased since, "
             "dpstream run PIPELINE --erase-unit UNIT"
         )
-    if not secret_path(folder.resolve()).exists() and _has_secret(folder):
+    if mirror_of(folder) is not None:
+        note("its secret is not in the bucket: name it to the run, and remove other copies of it")
+    elif not secret_path(folder.resolve()).exists() and _has_secret(folder):
         note(f"its secret is not at {secret_path(folder)}; put it there, or name it to the run")
     for path in wrapping_in_use(folder).values():
         if not path.exists():
@@ -202,7 +232,10 @@ def restore_directory(
 @app.command("move")
 def move_directory(
     folder: Folder,
-    to: Annotated[Path, Argument(metavar="TO", help="Where it will be: a place that is free.")],
+    to: Annotated[
+        Any,
+        Argument(metavar="TO", help="Where it will be: a place that is free.", parser=state_place),
+    ],
     because: Annotated[str, Option(help="Why; it is written into the ledger.")] = "moved",
     who: Who = "",
     as_json: AsJson = False,
@@ -214,6 +247,12 @@ def move_directory(
 
     dpstream state move state/ /data/state/
     """
+    if isinstance(folder, str) or is_object_uri(to):
+        raise StateError(
+            "a state is moved from and to directories; into a bucket and out of it, stop its runs "
+            "and bring its ledger there (dpstream ledger move), then: dpstream state backup FROM "
+            "FILE; dpstream state restore FILE TO --ledger LEDGER --newest-ledger"
+        )
     move(folder, to, because=because, who=who or getpass.getuser())
     if as_json:
         print_json({"moved": str(folder), "to": str(to)})
@@ -230,7 +269,7 @@ def inspect_directory(folder: Folder, as_json: AsJson = False) -> None:
 
     dpstream state inspect state/
     """
-    found = [describe(place) for place in runs_in(folder)]
+    found = _shown([describe(place) for place in runs_in(state_folder(folder))])
     if as_json:
         print_json({"runs": found})
         return
@@ -255,7 +294,14 @@ def inspect_directory(folder: Folder, as_json: AsJson = False) -> None:
 
 @app.command("verify")
 def verify_directory(
-    folder: Annotated[Path, Argument(metavar="DIR", help="A state directory, or a backup.")],
+    folder: Annotated[
+        Any,
+        Argument(
+            metavar="DIR",
+            help="A state directory, a backup, or s3://bucket/states/name.",
+            parser=state_place,
+        ),
+    ],
     secret: SecretFile = None,
     as_json: AsJson = False,
 ) -> None:
@@ -264,6 +310,7 @@ def verify_directory(
     dpstream state verify /backups/2026-05-01.tar.gz
     """
     faults: list[str] = []
+    folder = state_folder(folder)
     if folder.is_file() or (folder / "backup.json").exists():
         try:
             with opened(folder) as (content, facts):
@@ -286,6 +333,7 @@ def verify_directory(
             if known is None and _has_secret(place):
                 note(f"{place}: without its secret keys are not opened (--secret FILE)")
             faults += find_faults(place, secret=known)
+    faults = _shown(faults)
     if as_json:
         print_json({"faults": faults})
     for fault in [] if as_json else faults or ["no fault was found"]:
@@ -304,6 +352,11 @@ def rotate_directory(folder: Folder, secret: SecretFile = None, as_json: AsJson 
 
     dpstream state rotate state/
     """
+    if isinstance(folder, str):
+        raise StateError(
+            f"{folder}: new secrets lie beside a state directory, and nothing does in a bucket; "
+            "rotate it in a directory: dpstream state backup, restore, rotate"
+        )
     found = []
     for place in runs_in(folder):  # before any of them is rotated
         refuse_rotation(place)
@@ -322,6 +375,34 @@ def rotate_directory(folder: Folder, secret: SecretFile = None, as_json: AsJson 
             print(f"  open windows keep their noise to their ends: {len(one['open_windows'])}")
     stays = "hashes of units stay with the secret they had: another one would reset their bounds"
     note(f"{stays}; keep both secrets, and back the new one up")
+
+
+def _free_folder(folder: Path | str, ledger: LedgerPlace | None) -> Path:
+    """Where a state is put back; in a bucket there must be none, and its ledger is on a server."""
+    if not is_object_uri(folder):
+        return Path(folder)
+    if not isinstance(ledger, LedgerAddress):
+        raise StateError(
+            f"{folder} is in a bucket: name the ledger that the runs are charged to, on a server "
+            "or in a bucket (--ledger); one that is a file goes there by dpstream ledger move"
+        )
+    if not ledger.exists():
+        raise StateError(
+            f"there is no ledger at {ledger}, and only the newest one knows what was published "
+            "since the backup; bring it there: dpstream ledger move"
+        )
+    place = state_folder(folder)
+    if any(place.iterdir()):
+        raise StateError(
+            f"{place} holds a state already; name another place, or remove its objects `head` and "
+            "`files/`, and leave those of a ledger beside them"
+        )
+    return place
+
+
+def _shown(found: Any) -> Any:
+    """Facts with the names of places that users know."""
+    return json.loads(shown(json.dumps(found)))
 
 
 def _windows(about: About, windows: Iterable[int]) -> list[dict[str, Any]]:
@@ -392,9 +473,10 @@ def adopt_directory(
         )
     if not because.strip():
         raise UsageError("an adoption is recorded with its reason; say why: --because TEXT")
-    adopted = []
+    adopted, folder = [], state_folder(folder)
     for place in runs_in(folder):
-        path = file or next((p for p in (place / "ledger", folder / "ledger") if p.exists()), None)
+        path = ledger_beside(folder, file)
+        path = path or next((p for p in (place / "ledger", folder / "ledger") if p.exists()), None)
         if path is None or not path.exists():
             raise StateError(
                 f"{place}: there is no ledger at {path}; name the one it is charged to"
@@ -402,7 +484,8 @@ def adopt_directory(
         with closing(Ledger(path)) as book:
             about = adopt(place, ledger=book, because=because, who=who or getpass.getuser())
         run = about["run"].hex()[:8]
-        adopted.append({"directory": str(place), "run": run, "ledger": str(path)})
+        adopted.append({"directory": shown(str(place)), "run": run, "ledger": str(path)})
+    sync_mirror(folder)
     if as_json:
         print_json({"adopted": adopted})
         return
@@ -413,7 +496,12 @@ def adopt_directory(
 @app.command("gc")
 def collect_garbage(
     place: Annotated[
-        Path, Argument(metavar="PIPELINE|DIR", help="A pipeline.toml file, or a state directory.")
+        Any,
+        Argument(
+            metavar="PIPELINE|DIR",
+            help="A pipeline.toml file, or a state directory.",
+            parser=state_place,
+        ),
     ],
     yes: Annotated[bool, Option("--yes", help="Remove it; otherwise it is only told.")] = False,
     as_json: AsJson = False,
@@ -425,8 +513,14 @@ def collect_garbage(
 
     dpstream state gc pipeline.toml --yes
     """
-    pipeline = load_pipeline(place) if place.is_file() else None
-    folder = place if pipeline is None else pipeline.state
+    found_file = isinstance(place, Path) and place.is_file()
+    pipeline = load_pipeline(place) if found_file else None
+    folder = state_folder(place) if pipeline is None else pipeline.state
+    if yes and mirror_of(folder) is not None:
+        raise StateError(
+            f"{folder} is in a bucket, where nobody sees whether its runs go on: nothing is "
+            "removed from outside; a run removes what [retention] does not keep itself"
+        )
     begun = runs_in(folder) if pipeline is None else [*folder.glob("*/")]
     books = [] if pipeline is None else [book.ledger for book in pipeline.books]
     found = [*collect_runs(begun, remove=yes, ledgers=books)]
@@ -436,16 +530,16 @@ def collect_garbage(
     found = [one for one in dict.fromkeys(found) if one.files or one.what == "in use"]
     total = sum(one.bytes for one in found)
     if as_json:
-        listed = [asdict(one) | {"where": str(one.where)} for one in found]
+        listed = [asdict(one) | {"where": shown(str(one.where))} for one in found]
         print_json({"removed": yes, "bytes": total, "waste": listed})
         return
     for one in found:
         if one.files:
             verb = "removed" if one.removed else "may go"
             size = f"{counted(one.files, 'file')}, {counted(one.bytes, 'byte')}"
-            print(f"{verb}: {one.where}: {one.what}: {size}; {one.why}")
+            print(shown(f"{verb}: {one.where}: {one.what}: {size}; {one.why}"))
         else:
-            print(f"left: {one.where}: {one.why}")
+            print(shown(f"left: {one.where}: {one.why}"))
     if not any(one.files for one in found):
         print("nothing may go")
     elif not yes:
@@ -469,12 +563,14 @@ def list_quarantine(
     on Spark tell theirs in the dead letters.
     """
     listed = []
-    for place in runs_in(folder):
+    for place in runs_in(state_folder(folder)):
         about = read_about(place)
         assert about is not None
         for name, mark in logged_quarantine(place / about["log"]).items():
             facts = {"file": name, "sha256": mark["quarantined"], "reason": mark["reason"]}
-            listed.append({"directory": str(place), **facts, "counted_up_to": mark.get("after")})
+            listed.append(
+                {"directory": shown(str(place)), **facts, "counted_up_to": mark.get("after")}
+            )
     if as_json:
         print_json({"quarantined": listed})
         return

@@ -16,15 +16,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 
 from dpstream.cli.output import INTERRUPTED, note, note_counts, note_line, terminal_progress
 from dpstream.engines.clock import SystemClock
-from dpstream.engines.query_run import QueryRun
 from dpstream.privacy.amounts import show
 from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.ledger.refusals import spent_and_left
 from dpstream.privacy.ledger.store import LedgerPlace
 from dpstream.query.query import Query
-from dpstream.query.windows import iso
 from dpstream.session import Run
 from dpstream.session.budget import AnyQuery
+from dpstream.session.start import first_notices
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _OPERATOR_ONLY = "operator only, not private"
@@ -119,16 +118,8 @@ def progress(runs: list[Run]) -> Iterator[Callable[[], None]]:
 def tell_beginnings(runs: Iterable[Run]) -> None:
     """Say, at their first start, which runs begin later than asked, or take over from others."""
     for run in runs:
-        if not isinstance(run, QueryRun) or not run.is_new:
-            continue
-        if run.beginning.notice:
-            note(run.beginning.notice)
-        due = run.next_trigger
-        if due is not None and run.begins_later:
-            held = "its place in the book is held from now on"
-            if run.folder is None:
-                held = "until then its place in the book is not held: it has no state directory"
-            note(f"the first trigger of {run.query.name!r} is {iso(due)}; {held}")
+        for words in first_notices(run):
+            note(words)
 
 
 def tell_operator(runs: list[Run], places: dict[str, Path | None]) -> None:

@@ -268,17 +268,20 @@ P = TypeVar("P", bound=tuple[Any, ...])
 class ServerLog(ABC, Generic[P]):
     """A source of one partition, whose positions are tuples that end in (last number, rows read).
 
-    With `end`, a number, it is bounded and ends there. While the server is away, a read of an
-    unbounded source gives no rows, and one of a bounded source waits.
+    With `end`, a number, it is bounded and ends there, and `end_in_words` is how people write it.
+    While the server is away, a read of an unbounded source gives no rows, and one of a bounded
+    source waits.
     """
 
     replayable = True
     position_kind: str
     """What a position belongs to, in words."""
 
-    def __init__(self, name: str, *, end: int | None, retry: RetryPolicy) -> None:
+    def __init__(
+        self, name: str, *, end: int | None, retry: RetryPolicy, end_in_words: str = ""
+    ) -> None:
         self.bounded, self._end, self._retry = end is not None, end, retry
-        self._name = name if end is None else f"{name} up to {end}"
+        self._name = name if end is None else f"{name} up to {end_in_words or end}"
 
     def partitions(self) -> list[str]:
         """The one partition."""

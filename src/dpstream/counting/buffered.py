@@ -322,8 +322,13 @@ class LastTwice:
     a N_T + (1 - a) n/g, n standard normal, a = 1 / (1 + g^2 row_T^2). Given the steps before, N_T
     is known but for its newest normal, so one normal is enough for both.
 
+    `own`, `alike`: where many processes have a part of the last row's noise in common, its standard
+    deviations, beside sigma, of each alone and of all together (`correlated_noise` says which cost
+    no more). The caller draws the common normal once, and adds it times `shared`.
+
     Guarantee: an impulse has L2 sensitivity `column_norm()`; the noise of the last step has the
-    variance of the two measurements' best average, all other steps that of `process`.
+    variance of the two measurements' best average, all other steps that of `process`. With `alike`
+    that holds of the process; what all last rows cost together is up to the caller.
 
     >>> blt = BufferedLinearToeplitz(steps=100)
     >>> twice = LastTwice(process=blt, share=Fraction(1, 8))
@@ -333,10 +338,14 @@ class LastTwice:
 
     process: BufferedLinearToeplitz
     share: Fraction
+    own: float = 0.0
+    alike: float = 0.0
 
     def __post_init__(self) -> None:
         if not 0 < self.share < 1:
             raise InvalidParameter(f"share must lie between 0 and 1; got {self.share}")
+        if self.alike and not self.own > 0:
+            raise InvalidParameter(f"own must be above 0 where alike is; got {self.own}")
 
     @property
     def steps(self) -> int:
@@ -362,8 +371,17 @@ class LastTwice:
     @cached_property
     def weights(self) -> tuple[float, float]:
         """(a, b): the last answer is a times the process, plus b times a normal."""
+        if self.alike:
+            other = self.own**2 + self.alike**2
+            first = other / (other + self.process.row_norm(self.steps) ** 2)
+            return first, (1 - first) * self.own
         first = 1 / (1 + (self.gain * self.process.row_norm(self.steps)) ** 2)
         return first, (1 - first) / self.gain
+
+    @property
+    def shared(self) -> float:
+        """What the common normal is multiplied with in the last answer, beside sigma."""
+        return (1 - self.weights[0]) * self.alike
 
     @cached_property
     def _newest(self) -> float:
@@ -381,7 +399,7 @@ class LastTwice:
         return _largest_opposed(self.process, fall, self.gain)
 
     def row_norm(self, step: int) -> float:
-        """That of the process, but for the last step."""
+        """That of the process, but for the last step; without what is common to all."""
         check_whole("step", step, 1, self.steps)
         known = self.process.row_norm(step)
         first, other = self.weights

@@ -52,10 +52,12 @@ def path_error(process: Process) -> float:
 def _last_error(process: LastTwice) -> float:
     """The last step takes at most the whole of the process, and one product more.
 
-    Its two factors are correct to some units in the last place, of noise within L deviations.
+    Its two factors are correct to some units in the last place, of noise within L deviations; so
+    are those of what all processes have in common.
     """
-    row = process.process.row_norm(process.steps)
-    weighing = 64 * UNIT * NORMAL_LARGEST * (row + 1) + NORMAL_PRECISION
+    row = process.process.row_norm(process.steps) + process.own + process.alike
+    weighing = 64 * UNIT * NORMAL_LARGEST * (row + 1)
+    weighing += NORMAL_PRECISION * (1 + process.own + process.alike)
     return _modes_error(process.process) + _ROOM * weighing
 
 
@@ -94,6 +96,8 @@ def float_error(process: Process, *, sigma: float) -> FloatError:
     steps = process.steps
     largest = process.process if isinstance(process, LastTwice) else process
     noise = NORMAL_LARGEST * largest.row_norm(steps)
+    if isinstance(process, LastTwice):
+        noise += NORMAL_LARGEST * (process.own + process.alike)
     eta = sigma * (path_error(process) + 2 * UNIT * noise)
     if eta > 1 / 1000:
         return FloatError(xi=Fraction(1), tau=Fraction(1))
@@ -101,6 +105,16 @@ def float_error(process: Process, *, sigma: float) -> FloatError:
     # lost normals, and modes or noise beyond L standard deviations, at any step
     tau = (steps + process.width + (process.width + 1) * steps) * NORMAL_LOST
     return FloatError(xi=round_up(xi), tau=round_up(tau))
+
+
+def path_error_ratio(usual: LastTwice, other: LastTwice) -> float:
+    """By how much the float error of one may be above that of the other, whatever sigma is."""
+    row = NORMAL_LARGEST * usual.process.row_norm(usual.steps)
+    eta, more = (
+        path_error(each) + 2 * UNIT * (row + NORMAL_LARGEST * (each.own + each.alike))
+        for each in (usual, other)
+    )
+    return max(1.0, more / eta) * max(1.0, _ratio(other) / _ratio(usual)) * (1 + 1e-9)
 
 
 def _ratio(process: Process) -> float:

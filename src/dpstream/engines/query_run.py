@@ -57,6 +57,7 @@ from dpstream.privacy.spend import noise_versions
 from dpstream.privacy.state import MemoryWindowKeys, Secret, mint_run_id
 from dpstream.privacy.state.durable_files import remove_leftovers, wrap_write_errors
 from dpstream.privacy.state.identity import canonical
+from dpstream.privacy.state.mirrors import refusing_moved
 from dpstream.privacy.state.run_directory import (
     About,
     Facts,
@@ -73,6 +74,7 @@ from dpstream.query.column_types import Types
 from dpstream.query.noise_plan import NoisePlan, plan_query
 from dpstream.query.query import Query
 from dpstream.query.series_query import SeriesQuery
+from dpstream.query.shared_noise import noise_as_begun
 from dpstream.records import Sink, Source, check_schema, fence
 from dpstream.rows.row_reader import RowReader, rows_of_unit
 from dpstream.telemetry import span
@@ -223,7 +225,7 @@ class Run(ABC):
 
     def _log_each(self, releases: Tables) -> Tables:
         """Note every release as it comes, and log it: what is said of it is public."""
-        with closing(releases):
+        with closing(releases), refusing_moved(self.folder):
             for table in releases:
                 if table is not None:
                     self.operator.releases += 1
@@ -495,6 +497,8 @@ class QueryRun(Run):
             self.beginning = Beginning(**kept["notes"].get("beginning", {}))
         if self.beginning.not_before is not None:
             self.query = self.query.not_before(self.beginning.not_before)
+        if kept is not None:
+            self.query = noise_as_begun(self.query, kept["facts"])
         self.plan = plan_query(self.query, None if kept is None else kept["facts"]["counters"])
         self.query = self.plan.query
 
@@ -551,6 +555,10 @@ class QueryRun(Run):
         made = () if folder is None else paths_to_make(folder, self.query)
         run, buckets, notes = run_id or mint_run_id(), self._default_buckets(), self._notes()
         about, secret, ledger = self._find_run(KIND, facts)
+        if about is None:
+            self.plan = self.plan.for_book(ledger.terms(self.dataset))
+            self.query = self.plan.query
+            facts = self._facts()
         keys: Any = MemoryWindowKeys(derived_for_tests=None if run_id is None else secret)
         directory, owns_ledger = None, not isinstance(self.ledger, Ledger)
         if folder is not None:

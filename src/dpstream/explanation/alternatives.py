@@ -98,6 +98,8 @@ def _changes(query: Query) -> Iterator[tuple[str, Mapping[str, Any]]]:
             f"last_budget = {'None' if part is None else f'{float(part):g}'}",
             {"last_budget": part},
         )
+    if query.shares_noise:
+        yield "correlated_noise = FALSE", {"correlated_noise": False}
     yield "report_bias = FALSE", {"report_bias": False, "debias": None, "max_dropped_rows": None}
     other_strategy = "sqlp" if query.strategy == "latched" else "latched"
     yield f"strategy = '{other_strategy}'", {"strategy": other_strategy}

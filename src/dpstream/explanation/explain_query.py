@@ -343,7 +343,9 @@ def measure_name(measure: Measure) -> str:
 
 def _measures(plan: NoisePlan) -> list[dict[str, Any]]:
     measures, total = [], plan.total
-    of_columns = (plan.columns, plan.sets, plan.sensitivities, plan.shares, plan.correlated)
+    longest = max(plan.query.schedule.lengths)
+    alike = plan.correlated(longest)
+    of_columns = (plan.columns, plan.sets, plan.sensitivities, plan.shares, alike)
     for measure, names, change, share, correlated in zip(*of_columns, strict=True):
         if isinstance(measure, Level):  # all of a column at once
             if measure.level:
@@ -359,21 +361,33 @@ def _measures(plan: NoisePlan) -> list[dict[str, Any]]:
                 if plan.query.pure and not isinstance(measure, Level)
                 else _per_unit(measure, plan, value)
                 if measure.per_unit
-                else _derivation(measure, plan.query, value, names) + _correlated(correlated),
+                else _derivation(measure, plan.query, value, names)
+                + _correlated(plan, correlated, longest),
                 "share": f"{float(share / total):.{0 if share * 50 > total else 1}%}",
             }
         )
     return measures
 
 
-def _correlated(noise: CorrelatedNoise | None) -> str:
+def _correlated(plan: NoisePlan, noise: CorrelatedNoise | None, longest: int) -> str:
     """What it means that groups share noise."""
     if noise is None:
         return ""
+    if (plan.whole or plan).query.correlated_noise is None:
+        way = "correlated_noise = FALSE, if you add groups up"
+    else:
+        way = "correlated_noise"
+    if longest > 1:
+        window, number = plan.window(longest), plan.correlated(longest).index(noise)
+        alike = (window.shared[number] / window.stddevs[number, -1]) ** 2
+        return (
+            f"; {alike:.0%} of the variance of the last release's noise is alike in all groups of "
+            f"a window, for less of it in each ({way})"
+        )
     alike = float(noise.shared**2 / (noise.own**2 + noise.shared**2))
     return (
         f"; {alike:.0%} of the noise's variance is alike in all groups of a window "
-        f"(correlated_noise), as if it were {noise.stddev:.4g}"
+        f"({way}), as if it were {noise.stddev:.4g}"
     )
 
 

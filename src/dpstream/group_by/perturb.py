@@ -61,11 +61,12 @@ def next_noise(
         return stream.normals(ids, release=release, purpose=purpose, each=each)
 
     sigma, alike = plan.sigma(measure, sets), 0.0
-    if plan.shared and plan.shared[measure]:  # of all groups of the window: one draw, wherever
+    last = release == plan.process.steps
+    if last and plan.shared and plan.shared[measure]:  # of all groups: one draw, wherever
         one = stream.normals(_ALL_GROUPS, release=release, purpose="shared")
         alike = plan.shared[measure] * float(one[0, 0])
     how: dict[str, Any] = {"distinct": True, "alike": alike}
-    return advance_noise(plan.process, known, joining, release, sigma, draw, **how)
+    return advance_noise(plan.process_of(measure), known, joining, release, sigma, draw, **how)
 
 
 def perturb(

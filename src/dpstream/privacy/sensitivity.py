@@ -9,9 +9,11 @@ import math
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
-from typing import Any
+
+import numpy as np
 
 from dpstream.errors import InvalidParameter
+from dpstream.records import Reals
 
 
 @cache
@@ -149,6 +151,8 @@ class CorrelatedNoise:
 
     own: Fraction
     shared: Fraction
+    ratio: float = 1.0
+    """Of the standard deviation to that of independent noise."""
 
     @property
     def stddev(self) -> float:
@@ -162,20 +166,31 @@ _WORTH = 0.98  # of the noise without it: what correlated noise must have at mos
 
 @cache
 def correlated_noise(
-    *, known: int, rows: int, per_group: int, groups: int, largest: Fraction
+    *,
+    known: int,
+    rows: int,
+    per_group: int,
+    groups: int,
+    largest: Fraction,
+    beside: Fraction = Fraction(0),
 ) -> CorrelatedNoise | None:
     """Noise of a column to which a unit only adds, in groups of one window; None: it gains nothing.
 
     Bounds as in `group_by_change`; `known` = d: all groups of the window, which are public. With
     covariance a I + b 11^T a unit that adds x costs (|x|^2 - g (sum x)^2)/a, g = b/(a + b d): what
-    is added to several groups at once looks like the shared part. That is convex in x, so it is
-    largest at a corner of 0 <= x <= K L, sum x <= C L: k full groups, or all of them and the rest.
-    The g of least variance is looked for on a grid; a and b are exact for whatever g it is.
+    is added to several groups at once looks like the shared part. `beside`: what the same groups
+    have cost before, of a unit that adds all it may; of another one less, as |x|^2. The sum of both
+    is convex in x, so it is largest at a corner of 0 <= x <= K L, sum x <= C L: k full groups, or
+    all of them and the rest. The g of least variance is looked for on a grid; a and b are exact for
+    whatever g it is.
 
     >>> all_groups = {"known": 24, "rows": 24, "per_group": 1, "groups": 24}
     >>> noise = correlated_noise(**all_groups, largest=Fraction(1))
     >>> round(noise.stddev / 24**0.5, 3), round(float(noise.own), 2), round(float(noise.shared), 2)
     (0.602, 2.69, 1.2)
+    >>> last = correlated_noise(**all_groups, largest=Fraction(1), beside=Fraction(3, 4))
+    >>> round(last.stddev / (24 / (1 - 3 / 4)) ** 0.5, 3)
+    0.439
     """
     _at_least_one(rows=rows, per_group=per_group, groups=groups, known=known)
     groups = min(groups, known)
@@ -185,21 +200,31 @@ def correlated_noise(
     part = Fraction(rest, per_group)
     corners = [(Fraction(k), Fraction(k)) for k in range(1, full + 1)]
     corners += [(full + part**2, full + part)] if rest else []
+    all_of_it = corners[-1][0]
+    squares, totals = (np.array([float(c[at]) for c in corners]) for at in (0, 1))
+    room = 1 - float(beside) * (squares / float(all_of_it))
 
-    def cost(g: Any) -> Any:
-        return max(squares - g * total**2 for squares, total in corners)
+    def costs(g: float) -> Reals:
+        return np.asarray((squares - g * totals**2) / room)
+
+    def exact_cost(g: Fraction) -> Fraction:
+        near = costs(float(g))  # off by less than 1e-12: 1 - g total is 1/2000 or more
+        largest = (corners[n] for n in np.flatnonzero(near > near.max() * (1 - 1e-9)))
+        return max((n - g * t**2) / (1 - beside * n / all_of_it) for n, t in largest)
 
     def variance(g: float) -> float:
-        return float(cost(g)) * (1 + g / (1 - g * known))
+        return float(costs(g).max()) * (1 + g / (1 - g * known))
 
     best = min(range(_GRID), key=lambda n: variance(n / (_GRID * known)))
     if variance(best / (_GRID * known)) > _WORTH**2 * variance(0.0):
         return None
     g = Fraction(best, _GRID * known)
-    a = cost(g)
+    a = exact_cost(g)
     b = g * a / (1 - g * known)
     size = per_group * largest
-    return CorrelatedNoise(own=root_above(a * size**2), shared=root_above(b * size**2))
+    ratio = (variance(float(g)) / variance(0.0)) ** 0.5
+    own, shared = (root_above(each * size**2) for each in (a, b))
+    return CorrelatedNoise(own=own, shared=shared, ratio=ratio)
 
 
 @cache

@@ -362,7 +362,8 @@ class Sum(Identified, identity="sum", keys="name column lo hi quantum"):
         elif given != AUTO and (exact(given[0], "lo") != 0 or type(self) is not Sum):
             problem = "write 'auto', or of a Sum whose values are not below 0 (0, 'auto')"
         if problem:
-            raise InvalidParameter(f"{self.name!r} has the bounds {given!r}: {problem}")
+            said = repr(given) if given == AUTO else f"({given[0]}, {AUTO!r})"
+            raise InvalidParameter(f"{self.name!r} has the bounds {said}: {problem}")
         lo = -CLAMPS[-1] if given == AUTO else Fraction(0)
         kept = AUTO if given == AUTO else (Fraction(0), AUTO)
         found = {"contribution_bounds_per_row": kept, "lo": lo, "hi": CLAMPS[-1]}

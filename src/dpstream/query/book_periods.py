@@ -81,6 +81,14 @@ def same_rows(query: Query, book: Terms) -> bool:
     return book.change == query.protected
 
 
+def has_finer_periods(query: Query, book: Terms) -> bool:
+    """Is a unit of the book made of whole units of the query, or just one of them?"""
+    mine, theirs = query.periods, book_ticks(book)
+    if query.period_in_words == book.period:
+        return True
+    return mine is not None and (theirs is None or mine.size < theirs.size)
+
+
 def book_share(query: Query, book: Terms) -> BookShare:
     """What one unit of the book moves of a query over the same users; others are refused."""
     theirs = book_ticks(book)
@@ -88,12 +96,8 @@ def book_share(query: Query, book: Terms) -> BookShare:
         raise LedgerError(_refusal(query, book, "their days begin at other times"))
     if query.period_in_words == book.period:
         return BookShare(periods=_with_own(query.paid_periods, 1, periods_in_a_window(query)))
-    for name, wrong in {
-        "bounds that are chosen": query.chooses,
-        "noise that groups share": query.correlated_noise,
-    }.items():
-        if wrong:
-            raise LedgerError(_refusal(query, book, f"{name}: not counted so"))
+    if query.chooses:
+        raise LedgerError(_refusal(query, book, "bounds that are chosen: not counted so"))
     if query.strategy != "latched":
         raise LedgerError(_refusal(query, book, f"strategy {query.strategy!r} is not counted so"))
     mine = query.periods
@@ -153,6 +157,8 @@ def _finer(query: Query, book: Terms, theirs: Ticks | None) -> BookShare:
 
 def _coarser(query: Query, book: Terms, theirs: Ticks | None) -> BookShare:
     """A unit of the book is a part of one of the query: without it, other rows are kept."""
+    if query.correlated_noise:  # None: not in such a book (`NoisePlan.for_book`)
+        raise LedgerError(_refusal(query, book, "noise that groups share: not counted so"))
     assert theirs is not None
     times = rows_of(query.privacy_unit_column, time=f"{query.time_column}{query.counted_from}")
     paid = _paid(query, theirs, query.periods) if book.change == times else ALL_PERIODS

@@ -13,6 +13,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property, lru_cache
+from itertools import product
 from typing import Any, Literal
 
 import numpy as np
@@ -24,6 +25,7 @@ from dpstream.counting.noise_scale import (
     Process,
     QueryCalibration,
     calibrate_query,
+    path_error_ratio,
     sigma_for,
     streamed_norm,
 )
@@ -42,7 +44,6 @@ from dpstream.privacy.ledger.charges import Terms
 from dpstream.privacy.query_spend import QuerySpend
 from dpstream.privacy.sensitivity import (
     CorrelatedNoise,
-    correlated_noise,
     group_by_change,
     per_unit_change,
     rank_change,
@@ -51,11 +52,16 @@ from dpstream.privacy.sensitivity import (
     units_change,
 )
 from dpstream.query.aggregates import Measure, Sum
-from dpstream.query.book_periods import book_share, periods_in_a_window, same_rows
+from dpstream.query.book_periods import (
+    book_share,
+    has_finer_periods,
+    periods_in_a_window,
+    same_rows,
+)
 from dpstream.query.period_bounds import PeriodBounds
-from dpstream.query.public_tables import NeedsTables
 from dpstream.query.quantiles import ExponentialQuantile, Level, Quantile
 from dpstream.query.query import Query
+from dpstream.query.shared_noise import shared_noise
 from dpstream.records import Integers, Reals
 
 _EARLY = 0.02  # the part of a threshold that sparing noise for rare keys may cost
@@ -63,6 +69,7 @@ _COARSEST = 10  # grid steps that a clamped value must still have
 _VISIBLE = 2  # standard deviations above 0 at which a remembered key is shown
 _MOST_CHOICES = 100  # releases of a window up to which a choice for each is thought of
 _BETTER = 0.9  # of the error of a tree: what a choice must have at most
+_ROOM = 1e-9  # for floats, of noise that groups share
 _OF_CHOICES = Fraction(1, 50)  # of the budget: histograms by which bounds are chosen
 USUAL_INTERVAL = float(-ndtri(0.025))
 """Half the width of an interval of 95%, in standard deviations."""
@@ -88,7 +95,9 @@ class WindowPlan:
     measures: int = 0
     """How many measures each of several sets of keys has; 0: there is one set."""
     shared: tuple[float, ...] = ()
-    """By column, of noise that all groups of the window have alike; none where there is none."""
+    """By column, of noise that all groups of the window have alike in its last release."""
+    last_rows: tuple[LastTwice | None, ...] = ()
+    """By column, the process where it is another one, since groups share some of its noise."""
     slopes: tuple[Fraction, ...] = ()
     """By column, how the odds of a leaf fall with each part of a rank; 0 where noise is added."""
     scales: tuple[Fraction, ...] = ()
@@ -100,6 +109,10 @@ class WindowPlan:
             return self.sigmas[measure]
         of_measure: Reals = np.array(self.sigmas[measure :: self.measures])
         return of_measure[sets]
+
+    def process_of(self, measure: int) -> Process:
+        """The noise process of a measure."""
+        return (self.last_rows[measure] if self.last_rows else None) or self.process
 
     def stddevs_of(self, release: int, sets: Integers | None) -> Reals:
         """Of each measure at a release; with `sets`, groups x measures."""
@@ -202,31 +215,20 @@ class NoisePlan:
             largest=measure.largest,
         )
 
-    @cached_property
-    def correlated(self) -> tuple[CorrelatedNoise | None, ...]:
-        """Of each column noise that groups share, at mu = 1, where the query asks for it.
-
-        Signed columns, such as sums about a middle, and totals gain nothing by it.
-        """
-        query, public = self.query, self.query.public_groups
-        if not query.correlated_noise or public is None or isinstance(public, NeedsTables):
+    def correlated(self, releases: int) -> tuple[CorrelatedNoise | None, ...]:
+        """Of each column noise that groups share in the last of so many releases, at mu = 1."""
+        if not self.query.shares_noise:
             return (None,) * len(self.columns)
-        bounds = query.bounds
-        found: list[CorrelatedNoise | None] = []
-        for column in self.columns:
-            if isinstance(column, Level) or column in query.totals or column.signed:
-                found.append(None)
-                continue
-            once = column.kind == "units" or column.per_unit
-            noise = correlated_noise(
-                known=len(public),
-                rows=min(bounds.rows, bounds.groups) if once else bounds.rows,
-                per_group=1 if once else bounds.rows_per_group,
-                groups=bounds.groups,
-                largest=column.largest,
+        once = min(releases, 2)  # how many there are does not matter, if there are several
+        if once not in self._correlated:
+            self._correlated[once] = tuple(
+                shared_noise(self.query, column, once) for column in self.columns
             )
-            found.append(noise)
-        return tuple(found)
+        return self._correlated[once]
+
+    @cached_property
+    def _correlated(self) -> dict[int, tuple[CorrelatedNoise | None, ...]]:
+        return {}
 
     def opposed(self, measure: Measure, releases: int) -> float:
         """How much more noise a measure has than if a unit only added to it."""
@@ -271,10 +273,12 @@ class NoisePlan:
             mu_squared = on_grid(mu_squared_for(epsilon=query.epsilon, delta=room))
             return QueryCalibration(mu_squared=mu_squared, sigmas=(), error=NO_FLOAT_ERROR)
         changes, reached = list(self.sensitivities), self._processes_reached
-        for number, shared in enumerate(self.correlated):
-            if shared is not None:  # all groups of the window together (`correlated.md`)
-                changes[number] = shared.own + shared.shared
-                reached[number] = 2 * math.ceil(changes[number] / shared.own) * self._known + 2
+        for plan, releases in product(self._sharing, query.schedule.lengths):
+            for number, shared in enumerate(plan.correlated(releases)):
+                if shared is not None:  # all groups of the window together (`correlated.md`)
+                    wider, count = plan._influence_of_shared(releases, number, shared)
+                    changes[number] = max(changes[number], wider)
+                    reached[number] = max(reached[number], count)
         bins = self._histograms  # a unit is in one bin of each
         of_bins = [each / sum(weights) for each in weights[len(self.columns) :]]
         return calibrate_query(
@@ -288,10 +292,40 @@ class NoisePlan:
             delta_slack=self.delta_slack,
         )
 
+    @property
+    def _sharing(self) -> tuple[NoisePlan, ...]:
+        """The plans in which groups may share noise: this one."""
+        return (self,) if self.query.shares_noise else ()
+
+    def _influence_of_shared(
+        self, releases: int, number: int, shared: CorrelatedNoise
+    ) -> tuple[Fraction, int]:
+        """As what, and as how many processes, noise that groups share counts in float error."""
+        if releases == 1:
+            wide = shared.own + shared.shared
+            return wide, 2 * math.ceil(wide / shared.own) * self._known + 2
+        change = self.sensitivities[number]
+        usual, last = self._process(releases), self._last_row(releases, number, shared)
+        assert isinstance(usual, LastTwice)
+        return change, math.ceil(path_error_ratio(usual, last)) * (self._known + 1)
+
+    def _last_row(self, releases: int, number: int, shared: CorrelatedNoise) -> LastTwice:
+        """The process of a column whose last measurement has noise that groups share."""
+        process, norm = self._process(releases), self.sensitivities[number]
+        assert isinstance(process, LastTwice)
+        sigma = float(streamed_norm(process) * norm)  # at mu = 1, as what is shared
+        own, alike = (float(each) * (1 + _ROOM) / sigma for each in (shared.own, shared.shared))
+        return replace(process, own=own, alike=alike)
+
     def _calibrated_for_all(self) -> QueryCalibration:
         """For whatever bounds a period gets: floats err most with the largest."""
-        widest = self.query.with_bounds(self.query.widest_bounds)
-        return _Widest(widest, kept=self.kept, histograms=len(self.query.candidates)).calibrated
+        query, kept = self.query, self.kept
+        sharing: tuple[NoisePlan, ...] = ()
+        if query.shares_noise:
+            bounds = (replace(query.widest_bounds, groups=each) for each in query.choices)
+            sharing = tuple(NoisePlan(self._bounded_by(each), kept=kept) for each in bounds)
+        histograms, widest = len(query.candidates), self._bounded_by(query.widest_bounds)
+        return _Widest(widest, kept=kept, histograms=histograms, sharing=sharing).calibrated
 
     @property
     def _histograms(self) -> int:
@@ -350,9 +384,16 @@ class NoisePlan:
     def of_bounds(self, bounds: PeriodBounds) -> NoisePlan:
         """The noise of a period with these bounds; all periods share one budget."""
         if bounds not in self._of_bounds_chosen:
-            query = self.query.with_bounds(bounds)
+            query = self._bounded_by(bounds)
             self._of_bounds_chosen[bounds] = NoisePlan(query, kept=self.kept, whole=self)
         return self._of_bounds_chosen[bounds]
+
+    def _bounded_by(self, bounds: PeriodBounds) -> Query:
+        """The query of a period; where groups share noise they do in each period that gains by it,
+        whether that was asked for or not.
+        """
+        shared = self.query.shares_noise
+        return replace(self.query.with_bounds(bounds), correlated_noise=shared)
 
     @cached_property
     def _of_bounds_chosen(self) -> dict[PeriodBounds, NoisePlan]:
@@ -388,6 +429,9 @@ class NoisePlan:
 
     def charges(self, book: Terms) -> list[Fraction]:
         """What each column takes of a book, in what the book counts; then histograms, if any."""
+        fitting = self.for_book(book)
+        if fitting is not self:
+            return fitting.charges(book)
         if not self.query.pure:
             of_book = book_share(self.query, book)
             pairs = zip(self.shares, self.columns, strict=True)
@@ -441,6 +485,9 @@ class NoisePlan:
 
         A book of other periods of the same users counts what it takes of them (`book_periods`).
         """
+        fitting = self.for_book(book)
+        if fitting is not self:
+            return fitting.terms(book)
         query = self.query
         own = self._own_terms()
         if book is not None and query.pure and book.measure == "mu_squared":
@@ -465,8 +512,25 @@ class NoisePlan:
             change=query.protected,
         )
 
+    def for_book(self, book: Terms | None) -> NoisePlan:
+        """The plan of a run that is charged to a book, or opens it (None).
+
+        Noise that groups share is not counted in books of finer periods: where nobody has asked for
+        it, groups have noise of their own there.
+        """
+        query = self.query
+        by_itself = query.correlated_noise is None and query.shares_noise
+        if book is None or not by_itself or has_finer_periods(query, book):
+            return self
+        return NoisePlan(replace(query, correlated_noise=False), kept=self.kept)
+
     def pay(self, spend: QuerySpend, digest: str, *, instead_of: str = "") -> None:
         """Charge the whole run, once; `instead_of`: a run that has held its place."""
+        if self.for_book(spend.book) is not self:
+            raise LedgerError(
+                f"the book of the query {self.query.name!r} was opened meanwhile, with periods of "
+                f"{spend.book.period}: noise that groups share is not counted there; start again"
+            )
         spend.pay(**self.cost(spend.book), digest=digest, instead_of=instead_of)
 
     def first_room(self, spend: QuerySpend) -> int | None:
@@ -476,6 +540,9 @@ class NoisePlan:
 
     def cost(self, book: Terms) -> dict[str, Any]:
         """What one unit of the book loses by the whole run, in what the book counts."""
+        fitting = self.for_book(book)
+        if fitting is not self:
+            return fitting.cost(book)
         self._refuse_book(book)
         share, error = book_share(self.query, book), self.error
         if self.query.pure:
@@ -551,14 +618,15 @@ class NoisePlan:
         process, pure = self._process(releases), self.query.pure
         sigmas, slopes, scales = [], [], []
         shared = [0.0] * len(self.columns)
+        last_rows: list[LastTwice | None] = [None] * len(self.columns)
         for number in range(len(self.columns))[columns]:
             column, change = self.columns[number], self.sensitivities[number]
             chosen = not _gets_noise(column)
             share = self._choice_epsilon(number, releases) if chosen else self.shares[number]
             slopes.append(share / (2 * change) if chosen else Fraction(0))
             scales.append(change / share if pure and not chosen else Fraction(0))
-            sigma, correlated = 0.0, self.correlated[number]
-            if correlated is not None:
+            sigma, correlated = 0.0, self.correlated(releases)[number]
+            if correlated is not None and releases == 1:
                 parts = [correlated.own, correlated.shared]
                 sigma, shared[number] = (
                     float(sigma_for(process, sensitivity=each, mu_squared=share)) for each in parts
@@ -567,9 +635,16 @@ class NoisePlan:
                 sigma = float(
                     sigma_for(process, sensitivity=change, mu_squared=share, fall=column.fall)
                 )
+                if correlated is not None:
+                    last = self._last_row(releases, number, correlated)
+                    last_rows[number], shared[number] = last, sigma * last.shared
             sigmas.append(sigma)
         alike = shared[columns]
-        spreads = np.hypot(np.outer(sigmas, process.error()), np.array(alike)[:, None])
+        spreads = np.outer(sigmas, process.error())
+        for row, last_row in enumerate(last_rows[columns]):
+            if last_row is not None:
+                spreads[row, -1] = sigmas[row] * last_row.row_norm(releases)
+        spreads[:, -1] = np.hypot(spreads[:, -1], alike)
         stddevs: Reals = np.hypot(spreads, 12**-0.5)
         for row, number in enumerate(range(len(self.columns))[columns]):
             column = self.columns[number]
@@ -579,6 +654,7 @@ class NoisePlan:
                 stddevs[row] = _laplace_stddev(scales[row])
         return WindowPlan(
             shared=tuple(alike) if any(alike) else (),
+            last_rows=tuple(last_rows[columns]) if any(last_rows[columns]) else (),
             slopes=tuple(slopes) if any(slopes) else (),
             scales=tuple(scales) if pure else (),
             public=True,
@@ -611,10 +687,15 @@ class _Widest(NoisePlan):
     """The plan of the largest bounds that a period may get, with the histograms of all."""
 
     histograms: int = field(default=0, kw_only=True)
+    sharing: tuple[NoisePlan, ...] = field(default=(), kw_only=True)
 
     @property
     def _histograms(self) -> int:
         return self.histograms
+
+    @property
+    def _sharing(self) -> tuple[NoisePlan, ...]:
+        return self.sharing
 
 
 def pure_terms(query: Query, epsilon: Fraction) -> Terms:
@@ -638,7 +719,7 @@ def plan_query(query: Query, counters: str | None = None) -> NoisePlan:
     """
     _refuse_mixed_periods(query)
     kept = () if counters is None else matrices_of(counters)
-    query = given = _with_mechanisms(query, kept)
+    query = given = _with_noise(_with_mechanisms(query, kept), kept)
     while True:
         plan = NoisePlan(query, kept=kept)
         spared = query.totals and not query.debias and query.max_dropped_rows is None
@@ -669,6 +750,18 @@ def _refuse_mixed_periods(query: Query) -> None:
             "TUMBLE or CUMULATE windows that divide the period, begun where one begins, or give a "
             "number"
         )
+
+
+def _with_noise(query: Query, kept: tuple[tuple[int, tuple[float, ...]], ...]) -> Query:
+    """The query, without noise that groups share where that takes much of what floats may add."""
+    if query.correlated_noise is not None or not query.shares_noise:
+        return query
+    try:
+        if NoisePlan(query, kept=kept).error.xi <= query.epsilon * ROUNDING_SHARE / 10:
+            return query
+    except InvalidParameter:
+        pass
+    return replace(query, correlated_noise=False)
 
 
 def _with_mechanisms(query: Query, kept: tuple[tuple[int, tuple[float, ...]], ...]) -> Query:

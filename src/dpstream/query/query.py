@@ -59,6 +59,7 @@ from dpstream.query.period_bounds import (
 from dpstream.query.public_tables import NeedsTables
 from dpstream.query.quantiles import Cells, Level, cells_of
 from dpstream.query.row_spec import Finish, Prepare, RowSpec
+from dpstream.query.shared_noise import shares_by_itself, why_not_shared
 from dpstream.query.windows import Duration, Instant, Tumble
 from dpstream.records import Integers
 
@@ -116,9 +117,9 @@ class Query(RowSpec, identity="query", keys=_KEYS):
     sums. `weighted_keys`: of keys that are published
     alone, a unit with few of them counts more in each; what a unit counts in all asks for the noise
     of one key.
-    `correlated_noise`: of public groups in a window that is published once and holds all rows of a
-    unit, counts and sums from 0 on get noise that the groups have partly alike: less for each, and
-    more for what is added up over them.
+    `correlated_noise`: of public groups in a window that holds all rows of a unit, counts and sums
+    from 0 on get noise that the groups have partly alike, in its last release: less for each, and
+    more for what is added up over them (None: where it is less, and nothing is computed from them).
     `grouping_sets`: sets of the keys (ROLLUP, CUBE): rows are bounded by all keys, and what is kept
     counts in each set. `grouping_set_weights`: how the sets share the budget (1 each). Over public
     groups the sets are made consistent by least squares, which lowers their error.
@@ -153,7 +154,7 @@ class Query(RowSpec, identity="query", keys=_KEYS):
     nonnegative: bool = False
     buffers: int = 4
     remember_keys: bool | int = True
-    correlated_noise: bool = False
+    correlated_noise: bool | None = None
     weighted_keys: bool = False
     grouping_sets: tuple[tuple[str, ...], ...] = ()
     grouping_set_weights: tuple[Fraction, ...] = ()
@@ -203,7 +204,7 @@ class Query(RowSpec, identity="query", keys=_KEYS):
             nonnegative: bool = False,
             buffers: int = 4,
             remember_keys: bool | int = True,
-            correlated_noise: bool = False,
+            correlated_noise: bool | None = None,
             weighted_keys: bool = False,
             grouping_sets: Iterable[Iterable[str]] = (),
             grouping_set_weights: Sequence[Amount] = (),
@@ -271,8 +272,8 @@ class Query(RowSpec, identity="query", keys=_KEYS):
             put("choose_clamps", tuple(each.name for each in open_sums))
         if self.chooses:
             self._check_choices()
-        if self.correlated_noise:
-            self._check_correlated()
+        if self.correlated_noise and (reason := why_not_shared(self)):
+            raise InvalidParameter(f"correlated_noise in the query {self.name!r} {reason}")
 
     def _check_answers(self) -> None:
         """Refuse aggregates and ways to show them that have no meaning."""
@@ -470,31 +471,12 @@ class Query(RowSpec, identity="query", keys=_KEYS):
     def _open(self) -> tuple[str, ...]:
         return self.choose_clamps
 
-    def _check_correlated(self) -> None:
-        """Refuse noise that groups share where a unit may be in groups of several tables."""
-        computed: Mapping[str, bool] = {} if self.finish is None else self.finish.computed
-        reason = ""
-        if self.public_groups is None:
-            reason = "needs public_groups: noise is shared by groups that everybody knows"
-        elif self.every is not None or self.triggers is not None:
-            reason = (
-                "needs windows that are published once: a unit that comes to its groups one after "
-                "another would lose more than by noise of their own"
-            )
-        elif self._windows_reached != 1:
-            reason = (
-                "needs one window for all rows of a unit (privacy_unit_period as long as the "
-                "windows, or one window): over several it gains nothing"
-            )
-        elif self.pure or self.strategy != "latched" or self.grouping_sets:
-            reason = "takes a delta, strategy = 'latched' and one set of keys"
-        elif any(computed.values()):
-            reason = (
-                "does not go with computed columns that have error bars, which take the noise of "
-                "groups for independent; compute them from the releases, or leave it out"
-            )
-        if reason:
-            raise InvalidParameter(f"correlated_noise in the query {self.name!r} {reason}")
+    @cached_property
+    def shares_noise(self) -> bool:
+        """Do public groups have a part of their noise alike?"""
+        if self.correlated_noise is None:
+            return shares_by_itself(self)
+        return self.correlated_noise
 
     @cached_property
     def choices(self) -> tuple[int, ...]:
@@ -631,7 +613,7 @@ class Query(RowSpec, identity="query", keys=_KEYS):
             cells = 1 if not names else None
         else:
             cells = count_groups(self.keys, public, names)
-        windows = self._windows_reached
+        windows = self.windows_reached
         if cells is None or windows is None:
             return self.bounds.groups
         return min(self.bounds.groups, windows * cells)
@@ -678,11 +660,11 @@ class Query(RowSpec, identity="query", keys=_KEYS):
             return self.per_unit.most
         if untold and not once:
             return None
-        windows = self._windows_reached
+        windows = self.windows_reached
         return None if windows is None else windows * (1 if once else len(self.public_groups or ()))
 
     @cached_property
-    def _windows_reached(self) -> int | None:
+    def windows_reached(self) -> int | None:
         """Windows that rows of one unit can be in; None: without limit."""
         fixed = self.starting(0)  # a live query begins with a whole window, whenever that is
         return fixed.schedule.windows_of_a_period(fixed.periods)
@@ -945,7 +927,9 @@ class Query(RowSpec, identity="query", keys=_KEYS):
         for name in ("choose_groups", "choose_rows", "choose_clamps", "bounds_chosen"):
             if not getattr(self, name):
                 del facts[name]
-        if not self.correlated_noise:
+        if self.shares_noise:
+            facts["correlated_noise"] = True
+        else:
             del facts["correlated_noise"]
         if not self.grouping_sets:
             del facts["grouping_sets"], facts["grouping_set_weights"]

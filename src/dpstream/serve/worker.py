@@ -17,6 +17,7 @@ import signal
 import sys
 import threading
 import time
+import warnings
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -182,6 +183,7 @@ def main(args: Sequence[str]) -> int:
 
 def _run(args: Sequence[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server
+    warnings.simplefilter("ignore", errors.UnexpectedResult)  # the log says what they say
     _tell_opened_books()
     over, stop = threading.Event(), threading.Event()
     known: list[Runs] = []

@@ -147,7 +147,7 @@ class _Rehearsal:
         return chosen
 
     def _pay(self, query: Query) -> None:
-        plan = plan_query(query)
+        plan = plan_query(query).for_book(self.terms)
         self.copy.admit(self.book["dataset"], plan.terms(self.terms), f"query {query.name!r}")
         run, analyst = mint_run_id(), self.analysts.get(query.name, "")
         self.copy.register(self.book["dataset"], run.hex(), "copy", analyst=analyst)

@@ -31,10 +31,12 @@ from dpstream.privacy.state import MemoryWindowKeys
 from dpstream.privacy.state.durable_files import make_directory
 from dpstream.privacy.state.identity import canonical, readable
 from dpstream.privacy.state.inspection import saved_step
+from dpstream.privacy.state.mirrors import sync_mirror
 from dpstream.privacy.state.run_directory import About, current_ledger_place, read_about
 from dpstream.query.book_periods import book_share, book_ticks
 from dpstream.query.noise_plan import plan_query
 from dpstream.query.query import Query
+from dpstream.query.shared_noise import noise_as_begun
 from dpstream.session.budget import free_place, refuse_early
 from dpstream.session.changes import Changes, Ending, edit, is_known
 from dpstream.session.pipeline import Pipeline, load_pipeline
@@ -92,6 +94,7 @@ class ChangePlan:
             return replace(self._settled(known), held=held)
 
         if self.file.state.exists():
+            sync_mirror(self.file.state)  # nobody else goes on with it before the books are told
             edit(self.file.state, settle)
 
     def _settled(self, known: Changes) -> Changes:
@@ -214,7 +217,7 @@ def hold_place(ledger: Ledger, dataset: str, query: Query, run: str, *, analyst:
         dataset=dataset,
         keys=MemoryWindowKeys(),
     )
-    plan_query(query).pay(spend, "held")
+    plan_query(query).for_book(spend.book).pay(spend, "held")
 
 
 def endings_taken_back(known: Changes, changes: Sequence[Change]) -> list[Ending]:
@@ -352,7 +355,7 @@ def differences(query: AnyQuery, about: About | None) -> tuple[str, ...]:
 
 def _begun(query: Query, about: About) -> Query:
     """The query from where its run has begun."""
-    query = query.starting(about["notes"]["now"])
+    query = noise_as_begun(query, about["facts"]).starting(about["notes"]["now"])
     first = Beginning(**about["notes"].get("beginning", {})).not_before
     return query if first is None else query.not_before(first)
 

@@ -30,6 +30,7 @@ from dpstream.privacy.ledger.store import LedgerPlace
 from dpstream.privacy.state import durable_files
 from dpstream.privacy.state.backup import SETTLED
 from dpstream.privacy.state.inspection import saved_step
+from dpstream.privacy.state.mirrors import sync_mirror
 from dpstream.privacy.state.run_directory import current_ledger_place, read_about
 
 FORMAT = 4
@@ -114,13 +115,15 @@ class Changes:
         }
         return cls(**told | endings)
 
-    def write(self, state: Path) -> None:
-        """Make them durable, all or nothing."""
+    def write(self, state: Path, *, mirrored: bool = True) -> None:
+        """Make them durable, all or nothing; without `mirrored` on this machine alone for now."""
         facts = {"format": FORMAT, **asdict(self)}
         content = json.dumps({**facts, "sha256": _checksum(facts)}, indent=1).encode()
         path = state / _NAME
         if not path.exists() or path.read_bytes() != content:
             durable_files.replace(path, content)
+            if mirrored:
+                sync_mirror(state)
 
     def tables(self, given: list[Table]) -> list[Table]:
         """The queries that run now: those of the file, or what they were until they end."""
@@ -141,17 +144,20 @@ def _checksum(facts: Table) -> str:
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
-def edit(state: Path, change: Callable[[Changes], Changes]) -> None:
+def edit(state: Path, change: Callable[[Changes], Changes], *, mirrored: bool = True) -> None:
     """Change those of a state directory; nobody else does so meanwhile."""
     fd = os.open(state / f".{_NAME}.lock", os.O_WRONLY | os.O_CREAT, 0o600)
     with os.fdopen(fd, "wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        change(Changes.read(state)).write(state)
+        change(Changes.read(state)).write(state, mirrored=mirrored)
 
 
 def keep_texts(state: Path, texts: Mapping[str, Table]) -> None:
-    """Remember how queries were started, to go on so when the file says something else."""
-    edit(state, lambda known: replace(known, texts={**known.texts, **texts}))
+    """Remember how queries were started, to go on so when the file says something else.
+
+    That alone takes no state over: it is durable in a bucket with the first step.
+    """
+    edit(state, lambda known: replace(known, texts={**known.texts, **texts}), mirrored=False)
 
 
 def end_due(state: Path, ledgers: Iterable[LedgerPlace] = ()) -> bool:

@@ -415,6 +415,12 @@ class EndingNow(Protocol):
         """What `until` has to say for that; "" while the server does not tell."""
 
 
+_OR_ANYWAY = (
+    "nothing was charged; --anyway (anyway=True in Python) runs it all the same; other queries of "
+    "its pipeline begin when it is taken out, or its [[query]] says anyway = true"
+)
+
+
 def refuse_over(run: Run) -> None:
     """Refuse a live run all of whose triggers were over before it began; nothing is charged yet.
 
@@ -443,8 +449,7 @@ def refuse_over(run: Run) -> None:
     raise InvalidInput(
         f"the query {run.query.name!r} would spend its budget for nothing: its last trigger was "
         f"{iso(last)}, and rows of a live source count from when they arrive, so all its windows "
-        f"would be empty; {advice}; or give a range that goes on; nothing was charged; --anyway "
-        "(anyway=True in Python) runs it all the same"
+        f"would be empty; {advice}; or give a range that goes on; {_OR_ANYWAY}"
     )
 
 
@@ -474,8 +479,7 @@ def useless(query: str, sample: RowSample) -> InvalidInput:
     return InvalidInput(
         f"the query {query!r} would spend its budget for nothing: none of the {sample.read} rows "
         f"{'there are' if sample.complete else 'that were looked at'} can be used; "
-        f"{sample.what_is_wrong()}; nothing was charged; dpstream check tells more, and --anyway "
-        "(anyway=True in Python) runs it all the same"
+        f"{sample.what_is_wrong()}; dpstream check tells more; {_OR_ANYWAY}"
     )
 
 

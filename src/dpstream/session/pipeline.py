@@ -39,7 +39,7 @@ from dpstream.query.query import Query
 from dpstream.query.windows import duration, in_words
 from dpstream.session import Feed
 from dpstream.session.changes import Changes
-from dpstream.session.start import UnitedFeeds
+from dpstream.session.start import UnitedFeeds, ledger_beside, state_folder
 from dpstream.session.whole_tables import Refreshed, with_tables
 from dpstream.sql_compiler.compile_sql import Compiled, compile_sql, remarks
 
@@ -239,12 +239,8 @@ def load_pipeline(
         raise InvalidInput(f"{path} is not TOML: {problem}") from None
     tables, base = _read_tables(path, text), path.parent
     state = tables["state"]
-    if is_uri(state["path"]):
-        raise InvalidInput(
-            f"{path}, [state]: path must be a directory; a pipeline's sources, sinks and ledger "
-            "may be in a bucket, its state not (dps.run_all(state=...) keeps several queries there)"
-        )
-    folder = Path(_resolve(base, state["path"]))
+    _refuse_state(path, tables)
+    folder = state_folder(_resolve(base, state["path"]), again=False)
     changes = Changes.read(folder) if changes is None else changes
     tables["query"] = changes.tables(tables["query"])
     functions = tables.get("functions", {})
@@ -296,6 +292,29 @@ def load_pipeline(
         retention=kept,
         alerts=_alerts(path, tables.get("alert", ()), [query.name for query in queries], changes),
     )
+
+
+def _refuse_state(path: Path, tables: Mapping[str, Any]) -> None:
+    """A state in a bucket is for any machine: each of them needs the same secret."""
+    state, engine = tables["state"], tables.get("engine", {}).get("name", "embedded")
+    if not is_uri(state["path"]):
+        return
+    where = f"{path}, [state]"
+    if not is_object_uri(state["path"]):
+        raise InvalidInput(
+            f"{where}: path must be a directory, or a name in a bucket, s3://bucket/states/NAME; "
+            f"got {state['path']!r}"
+        )
+    if "secret" not in state:
+        raise InvalidInput(
+            f'{where}: a state in a bucket needs its secret named: add secret = "FILE", and keep '
+            "the same file on every machine that goes on with it"
+        )
+    if engine != "embedded":
+        raise InvalidInput(
+            f"{where}: a state in a bucket is for the embedded engine; for {engine} name a "
+            "directory, and a state_location in the bucket"
+        )
 
 
 def _alerts(
@@ -672,7 +691,8 @@ def _books(
         mine = tuple(query for query in queries if not name or of_query[query.name] == name)
         if not mine:
             continue  # a source that no query reads yet
-        place = _resolve(path.parent, table["ledger"]) if "ledger" in table else None
+        named = _resolve(path.parent, table["ledger"]) if "ledger" in table else None
+        place = ledger_beside(folder, named)
         books.append(
             PipelineBook(
                 where=where,

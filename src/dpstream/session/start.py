@@ -58,13 +58,14 @@ from dpstream.privacy.state.secret import secret_path
 from dpstream.query.public_tables import WholeTable
 from dpstream.query.query import Query
 from dpstream.query.series_query import SeriesQuery
+from dpstream.query.windows import iso
 from dpstream.records import CheckedSink, Frame, Sink, Source, fence
 from dpstream.session.budget import refuse_early, was_charged
 from dpstream.session.first_rows import RowSample, refuse_over, refuse_useless, sample_rows
 from dpstream.session.runs import Runs
 from dpstream.session.union_run import UnionRun, book_of_all, refuse_other_times
 from dpstream.session.whole_tables import Given, with_tables
-from dpstream.sql_compiler import warn_of_remarks
+from dpstream.sql_compiler import warn_of_budget, warn_of_remarks
 from dpstream.sql_compiler.compile_sql import Compiled, compile_all, compile_sql
 
 L = TypeVar("L")
@@ -215,6 +216,7 @@ def run(
             registry=registry,
         )
     _check_queries("run", [query])
+    warn_of_budget(query, stacklevel=2)
     if source is None and history is None:
         raise InvalidParameter("a run needs a source: files, a table, or '-' for standard input")
     folder = None if state is None else Path(state)
@@ -231,6 +233,8 @@ def run(
             history = _united(query, history, how, None, absolute=absolute)
     if ledger is None:
         warn_of_own_book("query", folder, stacklevel=2)
+    elif folder is None and not (isinstance(ledger, Ledger) and ledger.place is None):
+        warnings.warn(NO_STATE.format("query"), UnexpectedResult, stacklevel=2)
     given, new = _own_ledger(ledger, folder), True
     begun: dict[str, Beginning] = {}
     if given is not None:
@@ -275,6 +279,12 @@ def run(
     }
     kind: type[Run] = SeriesRun if isinstance(query, SeriesQuery) else LocalRun
     return _checked(kind(query=query, **parts), new=new, anyway=anyway)
+
+
+NO_STATE = (
+    "without a state directory this {} cannot be repeated: if its output is lost, its budget is "
+    "spent all the same"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -354,9 +364,23 @@ def _checked(started: Run, *, new: bool, anyway: bool) -> Run:
     if new and not anyway:
         refuse_useless(started)
         refuse_over(started)
-    if isinstance(started, QueryRun) and started.is_new and started.beginning.notice:
-        warnings.warn(started.beginning.notice, UnexpectedResult, stacklevel=3)
+    for notice in first_notices(started):
+        warnings.warn(notice, UnexpectedResult, stacklevel=3)
     return started
+
+
+def first_notices(run: Run) -> list[str]:
+    """What is said of a run at its first start: that it takes over, or begins later than asked."""
+    if not isinstance(run, QueryRun) or not run.is_new:
+        return []
+    said = [run.beginning.notice] if run.beginning.notice else []
+    due = run.next_trigger
+    if due is not None and run.begins_later:
+        held = "its place in the book is held from now on"
+        if run.folder is None:
+            held = "until then its place in the book is not held: it has no state directory"
+        said.append(f"the first trigger of {run.query.name!r} is {iso(due)}; {held}")
+    return said
 
 
 def run_all(
@@ -502,7 +526,7 @@ def open_state(
 ) -> tuple[Path | None, L | LedgerAddress]:
     """The directory that a run keeps its state in, and its ledger.
 
-    One in a bucket is taken over from whoever has it, and stands in a working directory here.
+    For one in a bucket a working directory stands here; the first write takes it over.
     """
     if not is_object_uri(state):
         folder = None if state is None else Path(state)
@@ -517,20 +541,35 @@ def open_state(
                 f"{state}: a state in a bucket needs its secret named (secret=..., --secret, "
                 "DPSTREAM_SECRET_FILE): every machine that goes on with it needs the same one"
             )
-        optional("obstore", extra="objects", who=f"the state {state}")
-        mirror: Any = import_module("dpstream.connectors.objects.state_mirror")
-        folder = mirror.open_state(state)
-    mirrored = mirror_of(folder)
+        folder = state_folder(cast("str", state))
+    return folder, ledger_beside(folder, ledger)
+
+
+def state_folder(state: str | Path, *, again: bool = True) -> Path:
+    """The directory of a state: one in a bucket is fetched, and nothing is written there.
+
+    `again`: also where this process has a copy that is the newest.
+    """
+    if not is_object_uri(state):
+        return Path(state)
+    optional("obstore", extra="objects", who=f"the state {state}")
+    mirror: Any = import_module("dpstream.connectors.objects.state_mirror")
+    folder: Path = mirror.open_state(state, again=again)
+    return folder
+
+
+def ledger_beside(folder: Path | None, ledger: L) -> L | LedgerAddress:
+    """The ledger that is named; of a state in a bucket, by default the one beside it there."""
+    mirrored, named = mirror_of(folder), cast("Any", ledger)
     if mirrored is None:
-        return folder, ledger
-    named: Any = ledger
+        return ledger
     place = named.place if isinstance(named, Ledger) else named and as_ledger_place(named)
     if place is not None and not isinstance(place, LedgerAddress):
         raise InvalidParameter(
             f"{mirrored.place} is in a bucket, and its ledger {place} would stay on this machine; "
             f"leave it out ({mirrored.ledger}), or name one on a server"
         )
-    return folder, mirrored.ledger if ledger is None else ledger
+    return mirrored.ledger if ledger is None else ledger
 
 
 def look(

@@ -415,7 +415,18 @@ def _budget_remarks(query: Query | SeriesQuery) -> list[str]:
 def warn_of_remarks(compiled: Compiled, *, stacklevel: int) -> None:
     """Say as warnings what the author of a query may not expect of it."""
     for words in remarks(compiled):
+        _warned.add(words)
         warnings.warn(words, UnexpectedResult, stacklevel=stacklevel + 1)
+
+
+def warn_of_budget(query: Query | SeriesQuery, *, stacklevel: int) -> None:
+    """The same of the epsilon and delta of a query, unless it was said when its SQL was read."""
+    for words in _budget_remarks(query):
+        if words not in _warned:
+            warnings.warn(words, UnexpectedResult, stacklevel=stacklevel + 1)
+
+
+_warned: set[str] = set()
 
 
 def _series_query(draft: Draft, rows: RowSpec, count: Any) -> SeriesQuery:

@@ -11,6 +11,7 @@ import shutil
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
 from fractions import Fraction
 from pathlib import Path
@@ -38,7 +39,8 @@ from dpstream.privacy.state import (
 )
 from dpstream.privacy.state.durable_files import create_exclusive, erase, wrap_write_errors
 from dpstream.privacy.state.serial import FORMAT
-from tests.support.processes import run_python
+from tests.support.fixed import fixed_randomness
+from tests.support.processes import run_in_fork, run_python
 
 VALUE = bytes(range(100, 132))
 RUN = b"state tests 0001"
@@ -155,6 +157,23 @@ def test_run_ids_are_random():
     """128 bits, new each time."""
     assert len({mint_run_id() for _ in range(100)}) == 100
     assert len(mint_run_id()) == 16
+
+
+def test_randomness_is_fixed_in_tests_alone():
+    """A test draws the same whenever it runs; a program draws from the system; forks their own."""
+    fixed = fixed_randomness()
+    fixed._begin("a test")
+    here = [mint_run_id().hex(), Secret.of(None)._value.hex()]
+    fixed._begin("a test")
+    assert [mint_run_id().hex(), Secret.of(None)._value.hex()] == here
+    code = "from dpstream.privacy.state import mint_run_id; print(mint_run_id().hex())"
+    minted = [subprocess.check_output([sys.executable, "-c", code], text=True) for _ in range(2)]
+    assert len({*minted, *here}) == 4
+    with tempfile.TemporaryFile("w+") as forks:
+        for _ in range(2):
+            run_in_fork(lambda: print(mint_run_id().hex(), file=forks, flush=True))
+        forks.seek(0)
+        assert len({*forks.read().split(), mint_run_id().hex()}) == 3
 
 
 # --- window keys

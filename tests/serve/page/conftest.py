@@ -7,7 +7,6 @@ host fails the test.
 import json
 import os
 import shutil
-import socket
 import time
 from dataclasses import dataclass, field
 
@@ -21,6 +20,7 @@ from tests.serve.page import logs
 from tests.support.fixed import RUN, SECRET
 from tests.support.processes import until as asked_until
 from tests.support.served import Served, served
+from tests.support.servers import free_port
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 DESKTOP = {"width": 1280, "height": 900}
@@ -159,9 +159,3 @@ def stream(tmp_path_factory):
         yield one
     finally:
         one.site.close()
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

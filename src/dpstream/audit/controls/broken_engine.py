@@ -86,14 +86,46 @@ class SharedByAllGroups(NoisePlan):
     by it, and loses several times mu^2.
     """
 
-    @cached_property
-    def correlated(self) -> tuple[CorrelatedNoise | None, ...]:
+    def correlated(self, releases: int) -> tuple[CorrelatedNoise | None, ...]:
         """(d - g d^2) I and what goes with it, for g = 0.96/d."""
         known = len(self.query.public_groups or ())
         a = Fraction(known, 25)
         b = a * 24 / known
         noise = CorrelatedNoise(own=root_above(a), shared=root_above(b))
         return (noise,) * len(self.columns)
+
+
+class SharedInEveryRelease(Flow):
+    """Noise that groups share at every release, made for groups that are reached in one step.
+
+    True: what a unit adds to all groups at once looks like the shared part; if half of them come at
+    the next trigger, it does not, and the cross terms between both steps are missing.
+    """
+
+    _ALIKE = math.sqrt(24)  # of the shared noise's variance over a group's own, times the groups
+
+    def __init__(self, *args: Any, **facts: Any) -> None:
+        super().__init__(*args, **facts)
+        self._shared: dict[int, Reals] = {}
+
+    def perturb(self, due: DueRelease, spend: NoiseStreams) -> list[NoisySums]:
+        """A path of noise for all groups, over the smaller ones of each."""
+        noisy, plan = super().perturb(due, spend), self._window_plan(due.window)
+        stream = self._noise_streams(due.window, spend)[0][0]
+        normals = stream.normals(np.zeros((1, 2), np.uint64), release=due.release, purpose="shared")
+        state = self._shared.setdefault(due.window, np.zeros((1, plan.process.width)))
+        path = plan.process.advance(state, due.release, normals[:, 0])
+        known = len(self.query.public_groups or ())
+        alike = round(plan.sigmas[0] * self._ALIKE / math.sqrt(known) * path[0])
+        return [replace(part, sums=part.sums + alike) for part in noisy]
+
+
+class OwnNoiseOfShared(NoisePlan):
+    """A group's own part, for a unit in all of them at one step: (d - g d^2) I for g = 0.96/d."""
+
+    def _of_columns(self, releases: int, columns: slice) -> WindowPlan:
+        plan = super()._of_columns(releases, columns)
+        return replace(plan, sigmas=tuple(sigma / 5 for sigma in plan.sigmas))
 
 
 class LevelsChargedOnce(NoisePlan):

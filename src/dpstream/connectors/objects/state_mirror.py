@@ -7,9 +7,11 @@ noise is drawn, everything that has changed is put into the bucket: new objects 
 then `head`, which says which objects make which files. The head takes the place of the one before,
 compared by its e_tag, so what is in the bucket is always what a kill could have left at one moment.
 
-Whoever opens the state puts a head of its own, with its id, in place of the last one, and then
-fetches the files: what is on its machine from before does not count. From then on no other process
-can write: its next head is refused, and it stops before it draws.
+Whoever opens the state fetches the files that the head names: what is on its machine from before
+does not count. That writes nothing, so a start that is refused disturbs nobody. The first head of a
+start takes the place of the very one that was fetched; if another process has written since, it is
+refused. From then on no other process can write: its next head is refused, and it stops before it
+draws.
 """
 
 from __future__ import annotations
@@ -19,12 +21,13 @@ import hashlib
 import json
 import os
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Lock
 from typing import Any, NamedTuple
 
-from dpstream.connectors.objects.client import Bucket, Version
+from dpstream.connectors.objects.client import Bucket, Content, Version
 from dpstream.connectors.server_base import ServerAway, ServerOptions, unreachable
 from dpstream.errors import InvalidParameter, StateError
 from dpstream.privacy.ledger.store import LedgerAddress
@@ -52,13 +55,20 @@ class Part(NamedTuple):
 
 
 _OPEN: dict[str, StateMirror] = {}
+"""By address, the newest of this process; and that which has taken it over, if that is another."""
+_TAKEN: dict[str, StateMirror] = {}
 
 
-def open_state(uri: str) -> Path:
-    """Take a state over; the directory that stands for it on this machine."""
-    before = _OPEN.pop(uri, None)
+def open_state(uri: str, *, again: bool = True) -> Path:
+    """The directory that stands for a state on this machine; nothing is taken over before a write.
+
+    `again`: fetch it, though this process has a copy which is the newest.
+    """
+    before = _OPEN.get(uri)
+    if before is not None and not again and before.is_newest():
+        return before.folder
     if before is not None:
-        before.forget()
+        before.superseded = True
     mirror = _OPEN[uri] = StateMirror(uri)
     set_mirror(mirror.folder, mirror)
     return mirror.folder
@@ -85,78 +95,107 @@ class StateMirror:
         self._uploaded: list[str] = []
         self._garbage: list[str] = []
         self._made, self._broken = 0, False
+        self._taken = False  # is the newest head that we know our own?
+        self.superseded = False
+        """Is there a newer copy in this process? Then a run that is left, perhaps when its memory
+        is collected, brings its last files no more."""
         self._process = this_process.id
-        self._place = _working_place()
-        self.folder = Path(self._place.name, name.rpartition("/")[2])
-        self.folder.mkdir(mode=0o700)
-        self._held = _hold(Path(self._place.name))
+        self._uri, self._held = uri, -1
         try:
-            self._take_over()
+            head = self._bucket.get(self._key)  # a bucket or key that is wrong is told at once
         except ServerAway as problem:
             raise unreachable(self.place, problem) from None
-        self._fetch()
+        self._place, self._held = _working_place()
+        self.folder = Path(self._place.name, name.rpartition("/")[2])
+        try:
+            self._fetch(head)
+        except BaseException:
+            self.forget()
+            raise
 
-    def sync(self) -> None:
-        """Make durable in the bucket what the directory holds; refused if another took over."""
+    @property
+    def _key(self) -> str:
+        return f"{self._prefix}head"
+
+    def sync(self, *, claim: bool = True) -> None:
+        """Make durable in the bucket what the directory holds; refused if another took over.
+
+        The first time takes the state over. Without `claim` nothing is written before that.
+        """
         if this_process.id != self._process:
             raise StateError(f"{self.place} was opened before a fork; open it in each process")
         with self._lock:
             if self._broken:
                 raise self._overtaken()
+            if not claim and (self.superseded or not self._taken):
+                return
             try:
                 self._take_changes()
             except BaseException:
                 self._broken = True  # what was uploaded, and what was not, is not known any more
                 raise
 
+    def is_newest(self) -> bool:
+        """Is the head still the one that this copy goes on from?"""
+        if self._broken:
+            return False
+        with self._lock:
+            found = self._retry.insist(lambda: self._bucket.get(self._key, known=self._version))
+            return ({} if found is None else found.version) == self._version
+
+    def refuse_moved(self) -> None:
+        """Say so if another process has written since this copy was fetched."""
+        if not self._taken and not self.is_newest():
+            raise self._overtaken()
+
     def forget(self) -> None:
         """Remove the local files; nothing more is written."""
         with self._lock:
             self._broken = True
         self._place.cleanup()
-        if self._held is not None:
+        if self._held >= 0:
             os.close(self._held)
-            self._held = None
+            self._held = -1
 
     # Opening
 
-    def _take_over(self) -> None:
-        """Put a head of ours in place of the one that is there, or make the first."""
-        key = f"{self._prefix}head"
+    def _fetch(self, head: Content | None) -> None:
+        """Make the files of the newest head here; objects may go while others go on writing."""
         for _ in range(_TRIES):
-            found = self._bucket.get(key)
-            if found is None:
-                self._files = {}
-                version = self._bucket.create(key, self._head())
-            else:
-                self._files = _files_of(found.data, self._bucket.uri(key))
-                version = self._bucket.replace(key, self._head(), found.version)
-            if version is not None:
-                self._version = version
+            self._version = {} if head is None else head.version
+            self._files = {} if head is None else _files_of(head.data, self._bucket.uri(self._key))
+            if head is not None and not head.version:
+                raise StateError(
+                    f"{self.place}: the store gives no e_tag, and no fence without one"
+                )
+            if self._fetch_files():
+                self._stamps = stamps(self.folder)
                 return
-        raise StateError(f"others open {self.place} again and again; run it in one place")
+            head = self._retry.insist(lambda: self._bucket.get(self._key))
+        raise StateError(f"others write {self.place} again and again; run it in one place")
 
-    def _fetch(self) -> None:
-        """Make the files of the head here; remove objects that no head names."""
+    def _fetch_files(self) -> bool:
+        """Fetch what the head names; False: there is a newer one."""
+        if self.folder.exists():
+            shutil.rmtree(self.folder)
+        self.folder.mkdir(mode=0o700)
         for name, parts in self._files.items():
             path = self.folder / name
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             path.touch(mode=0o600)
             with path.open("wb") as file:
                 for part in parts:
-                    file.write(self._content(part, name))
-        self._stamps = stamps(self.folder)
-        named = {part.key for parts in self._files.values() for part in parts}
-        there = self._retry.insist(lambda: self._bucket.find(f"{self._prefix}files/"))
-        self._garbage = [one.key for one in there if one.key not in named]
-        self._retry.insist(self._remove_garbage)
+                    content = self._content(part, name)
+                    if content is None:
+                        return False
+                    file.write(content)
+        return True
 
-    def _content(self, part: Part, name: str) -> bytes:
+    def _content(self, part: Part, name: str) -> bytes | None:
+        """A part of a file; None: there is a newer head, which does not name it."""
         found = self._retry.insist(lambda: self._bucket.get(part.key))
-        if found is None:
-            head = self._retry.insist(lambda: self._bucket.get(f"{self._prefix}head"))
-            if head is not None and head.version != self._version:
-                raise self._overtaken()
+        if found is None and not self.is_newest():
+            return None
         if found is None or _digest(found.data) != part.sha256:
             what = "is missing" if found is None else "is not what was put there"
             raise StateError(
@@ -188,12 +227,18 @@ class StateMirror:
             known = {name: stamp for name, stamp in now.items() if name in files}
         else:
             raise StateError(f"{self.folder} does not come to rest; stop what else writes it")
-        if known == self._stamps:
+        if known == self._stamps and self._taken:
             return
         before = {part.key for parts in self._files.values() for part in parts}
         before |= set(self._uploaded)
+        if not self._taken:
+            # listed before our first head is put: who has made these went on from an earlier head,
+            # and cannot write any more; objects of later writers are not among them
+            listed = self._retry.insist(lambda: self._bucket.find(f"{self._prefix}files/"))
+            before |= {one.key for one in listed}
         self._number += 1
         self._retry.insist(lambda: self._put_head(files))
+        self._take()
         after = {part.key for parts in files.values() for part in parts}
         self._garbage += sorted(before - after)
         self._files, self._stamps = files, known
@@ -230,15 +275,28 @@ class StateMirror:
         return json.dumps(head | {"files": files}, separators=(",", ":")).encode()
 
     def _put_head(self, files: dict[str, list[Part]]) -> None:
-        """Replace our last head; one that is another's stays."""
-        key = f"{self._prefix}head"
-        version = self._bucket.replace(key, self._head(files), self._version)
+        """Replace the head that we know; one that is another's stays."""
+        content = self._head(files)
+        if self._version:
+            version = self._bucket.replace(self._key, content, self._version)
+        else:
+            version = self._bucket.create(self._key, content)
         if version is None:  # our own, of a try whose answer was lost, or another's
-            found = self._bucket.get(key)
-            if found is None or found.data != self._head(files):
+            found = self._bucket.get(self._key)
+            if found is None or found.data != content:
                 raise self._overtaken()
             version = found.version
         self._version = version
+
+    def _take(self) -> None:
+        """It is ours from now on; what this process had of it before is not needed any more."""
+        if self._taken:
+            return
+        self._taken = True
+        before = _TAKEN.get(self._uri)
+        _TAKEN[self._uri] = self
+        if before is not None:
+            before.forget()
 
     def _remove_garbage(self) -> None:
         """Remove what no head names: keys of windows that are over must not stay."""
@@ -247,6 +305,12 @@ class StateMirror:
             self._garbage.pop()
 
     def _overtaken(self) -> StateError:
+        if not self._taken:
+            return StateError(
+                f"{self.place} is in use: another process has gone on with it while this one "
+                "began, and this one has changed nothing; stop that one first, or start this one "
+                "again if it is stopped by now"
+            )
         return StateError(
             f"{self.place} was opened by another process, which goes on with it, or a write to it "
             "was cut short; two would put the same noise on different data, so this one stops: "
@@ -254,17 +318,33 @@ class StateMirror:
         )
 
 
-def _working_place() -> TemporaryDirectory[str]:
-    """A new directory for working files; those that killed processes have left are removed."""
+def _working_place() -> tuple[TemporaryDirectory[str], int]:
+    """A new directory for working files, held; those that killed processes have left are removed.
+
+    The folder of all of them is locked meanwhile: what is made and not held yet is not removed.
+    """
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     place = Path(cache, "dpstream", "states")
     make_directory(place, mode=0o700)
-    for left in place.iterdir():
-        held = _hold(left)
-        if held is not None:
-            shutil.rmtree(left, ignore_errors=True)
-            os.close(held)
-    return TemporaryDirectory(prefix="state-", dir=place, ignore_cleanup_errors=True)
+    fd = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        with suppress(OSError):  # without locks `_hold` says so
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        for left in place.iterdir():
+            if (held := _hold(left)) is not None:
+                shutil.rmtree(left, ignore_errors=True)
+                os.close(held)
+        made = TemporaryDirectory(prefix="state-", dir=place, ignore_cleanup_errors=True)
+        held = _hold(Path(made.name))
+    finally:
+        os.close(fd)
+    if held is None:
+        made.cleanup()
+        raise StateError(
+            f"{place} is for working files of states in buckets, and cannot be locked; name a "
+            "folder of a disk of this machine: XDG_CACHE_HOME"
+        )
+    return made, held
 
 
 def _hold(folder: Path) -> int | None:

@@ -132,7 +132,9 @@ class ReplicationSource(ServerLog[ChangePosition]):
         except InvalidInput:
             self.close()
             raise
-        super().__init__(f"{self._name_of_table} by {slot}", end=end, retry=retry)
+        said = "" if end is None else _lsn(end)
+        name = f"{self._name_of_table} by {slot}"
+        super().__init__(name, end=end, retry=retry, end_in_words=said)
 
     def columns(self, partition: str) -> dict[str, pa.DataType]:
         """The types of the table's columns."""

@@ -26,6 +26,7 @@ from dpstream.errors import InvalidParameter
 from dpstream.group_by.bounding import StepRows
 from dpstream.group_by.flow import BoundedRows, Flow
 from dpstream.privacy.state.durable_files import wrap_write_errors
+from dpstream.privacy.state.mirrors import sync_mirror
 from dpstream.privacy.state.run_directory import read_about
 from dpstream.query.column_types import Types
 from dpstream.telemetry import span
@@ -70,6 +71,7 @@ class LocalRun(QueryRun):
             assert directory is not None
             places = erase_unit(self._flow, directory, unit, digest_key=key)
             self._erase_letters(unit, self._reader.types[self.query.privacy_unit_column])
+            sync_mirror(self.folder)
             return places
 
     def _open_flow(self, undo: ExitStack, *, threads: int) -> None:

@@ -213,7 +213,7 @@ class RunDirectory:
     def close(self) -> None:
         """Release the lock; a mirror gets what came last, unless another goes on with it."""
         with suppress(StateError, ServerUnreachable):
-            sync_mirror(self.folder)
+            sync_mirror(self.folder, claim=False)
         self.log.close()
         if self.owns_ledger:
             self.ledger.close()
@@ -251,8 +251,8 @@ def make_empty(folder: Path) -> None:
     """Make the directory of a run that begins; one that holds another run's remains is refused."""
     if str(folder).startswith(("s3:/", "gs:/", "az:/")):
         raise StateError(
-            f"{folder} names a bucket, where only queries of dps.run, dps.run_all and dpstream sql "
-            "keep their state; name a directory"
+            f"{folder} names a bucket, where only queries (dps.run, dps.run_all, dpstream sql, "
+            "pipelines) keep their state; name a directory"
         )
     try:
         make_directory(folder, mode=0o700)
