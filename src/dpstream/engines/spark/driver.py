@@ -11,7 +11,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -196,7 +196,7 @@ class SparkRun(QueryRun):
 
     def _read_stream(self) -> None:
         """All that a stream has by now: only then is it known which rows a step has."""
-        query = self._intake.stream(self.source.frame, availableNow=True)
+        query = self._intake.stream(self.source, availableNow=True)
         try:
             while query.isActive:
                 if self.stopped.wait(_LOOK):
@@ -213,7 +213,7 @@ class SparkRun(QueryRun):
         overdue = OverdueTriggers(self.clock, self.stopped, self.options.overdue_at_once)
         query = None
         if isinstance(source, FrameSource):
-            query = self._intake.stream(source.frame, processingTime=self.spark.batch_every)
+            query = self._intake.stream(source, processingTime=self.spark.batch_every)
         try:
             while self.steps is None or self.steps_done < self.steps:
                 time = schedule.time_of(self.steps_done)
@@ -338,6 +338,7 @@ class Intake:
     lock: Lock = field(default_factory=Lock)
     """Held while rows are taken in, and while a step is published."""
     failure: BaseException | None = field(init=False, default=None)
+    _stream: FrameSource | None = field(init=False, default=None)
 
     def take_all(self, name: str, source: Any) -> None:
         """Read a bounded input, once for all."""
@@ -374,9 +375,9 @@ class Intake:
             for types in first_types(source, self.reader.query.source_columns, partitions):
                 self.reader.learn(types)
 
-    def stream(self, frame: DataFrame, **trigger: Any) -> StreamingQuery:
+    def stream(self, source: FrameSource, **trigger: Any) -> StreamingQuery:
         """Begin to read a stream where it was left."""
-        wanted = frame.select(*self.jobs.plan.query.source_columns)
+        self._stream, wanted = source, source.wanted(self.jobs.plan.query.source_columns)
         writer = wanted.writeStream.foreachBatch(self._batch)
         writer = writer.option("checkpointLocation", self.checkpoint)
         return writer.trigger(**trigger).start()
@@ -400,6 +401,8 @@ class Intake:
 
     def _one_batch(self, frame: DataFrame, number: int) -> None:
         """A batch of the stream; one that comes again must be what it was."""
+        assert self._stream is not None
+        source = replace(self._stream, frame=frame)
         progress, where = self.progress, f"batch {number}"
         if number < progress.batch:
             raise NoiseReuse(
@@ -409,7 +412,7 @@ class Intake:
         arrived = progress.batch_arrived if number == progress.batch else self.arrival_step()
         if number == progress.batch:
             notes = self.jobs.take(
-                FrameSource(frame),
+                source,
                 [],
                 job="",
                 where=where,
@@ -430,7 +433,7 @@ class Intake:
                 "taken in: the run's progress is older than the stream's checkpoint; restore the "
                 "newest spark.dps, or use a new state directory (a new run, charged anew)"
             )
-        digests = self._take(FrameSource(frame), [], where, arrived)
+        digests = self._take(source, [], where, arrived)
         progress.batch, progress.batch_digests = number, digests
         progress.batch_arrived, progress.batch_tables = arrived, progress.tables
         progress.save()

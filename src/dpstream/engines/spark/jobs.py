@@ -73,8 +73,8 @@ class Jobs:
         common = self._common(job, plan) | {"where": where, "arrived": arrived}
         source.close()  # open files do not travel
         if isinstance(source, FrameSource):
-            frame = source.frame.select(*self.plan.query.source_columns)
-            task = ReadTask(**common, schema=arrow_schema(frame))
+            frame = source.wanted(self.plan.query.source_columns)
+            task = ReadTask(**common, schema=arrow_schema(frame), messages=source.messages)
             read = tasks.read_frame
         else:
             most = _TASKS * self.session.sparkContext.defaultParallelism
