@@ -29,9 +29,10 @@ Job = dict[str, Any]
 
 
 def count(session: Any, job: Job) -> dict[str, Any]:
-    """The plain streaming group-by of a click log."""
-    files = -(-FILES // job["batches"])
-    seconds, keys = streaming_count(session, job["folder"], files, job["scratch"])
+    """The plain streaming group-by of a click log, or of its distinct users."""
+    files, distinct = -(-FILES // job["batches"]), job["distinct"]
+    place = job["folder"], files, job["scratch"]
+    seconds, keys = streaming_count(session, *place, distinct=distinct)
     return {"seconds": seconds, "keys": keys}
 
 

@@ -1,4 +1,4 @@
-"""Real logs for the DP-SQLP bench: a day of Higgs by every form, and `debias="global"` on three.
+"""Real logs for the DP-SQLP bench: a day of Higgs by every form, and both `debias` on three.
 
 On Higgs C is the 99th percentile of events per user (11), as the paper chooses it; the day is taken
 as public for that choice.
@@ -70,7 +70,7 @@ def logs() -> Iterator[Row]:
             continue
         table = pa_csv.read_csv(path)
         for groups, rows in bounds:
-            for form in (None, "global"):
+            for form in (None, "global", "groups"):
                 asked = replace(
                     query,
                     max_groups_contributed=groups,

@@ -36,6 +36,7 @@ from benchmarks.sqlp_published import Events, SqlpPublished
 from dpstream.engines.query_run import EngineOptions
 from dpstream.privacy.accounting.curves import gdp_mu
 from dpstream.query.aggregates import Count
+from dpstream.query.noise_plan import USUAL_INTERVAL
 from dpstream.query.query import Query
 from dpstream.query.windows import Tumble
 from dpstream.records import Reals
@@ -59,10 +60,22 @@ class Found:
     values: Reals
     seconds: float
     latencies: list[float] = field(default_factory=list)
+    stddevs: Reals | None = None
+    """What is told of each value; None: nothing."""
 
     def row(self, truth: npt.NDArray[Any]) -> Row:
-        """The paper's four metrics, and the time."""
-        return metrics(self.values, truth) | {"seconds": self.seconds}
+        """The paper's four metrics, the median key's error, how often two deviations hold, time."""
+        return metrics(self.values, truth) | self._of_shown(truth) | {"seconds": self.seconds}
+
+    def _of_shown(self, truth: npt.NDArray[Any]) -> Row:
+        shown = ~np.isnan(self.values)
+        off = np.abs(self.values[shown] - truth[shown])
+        told: Row = {"median": None, "coverage": None}
+        if shown.any():
+            told["median"] = float(np.median(off / np.maximum(truth[shown], 1)))
+        if shown.any() and self.stddevs is not None:
+            told["coverage"] = float(np.mean(off <= USUAL_INTERVAL * self.stddevs[shown]))
+        return told
 
 
 def metrics(values: Reals, truth: npt.NDArray[Any]) -> Row:
@@ -123,16 +136,19 @@ def query(triggers: int, **options: Any) -> Query:
 def engine(log: ClickLog, asked: Query) -> Found:
     """The query over the log's files, in the engine; no state directory."""
     source = str(click_log.files(log) / "*.parquet")
-    values = np.full(log.keys, np.nan)
+    values, stddevs = np.full(log.keys, np.nan), np.full(log.keys, np.nan)
     began = time.perf_counter()
     latencies, before = [], began
     for table, last in _marked(run(asked, source=source, options=EngineOptions())):
         if last or asked.strategy == "sqlp":  # whose tables hold what is new alone
-            values[_ranks(table["url"])] = table["clicks"].to_numpy()
+            ranks = _ranks(table["url"])
+            values[ranks] = table["clicks"].to_numpy()
+            stddevs[ranks] = table["clicks_stddev"].to_numpy()
         now = time.perf_counter()
         latencies.append(now - before)
         before = now
-    return Found(values=values, seconds=time.perf_counter() - began, latencies=latencies)
+    seconds = time.perf_counter() - began
+    return Found(values=values, seconds=seconds, latencies=latencies, stddevs=stddevs)
 
 
 def _marked(tables: Iterable[pa.Table]) -> Iterator[tuple[pa.Table, bool]]:

@@ -122,16 +122,21 @@ def spark(request: dict[str, Any]) -> Counted:
     return streaming_count(session(cores), request["folder"], request["files"], request["scratch"])
 
 
-def streaming_count(sql: Any, folder: str, files: int, scratch: str) -> Counted:
-    """Count by key with a streaming query: `files` of a log per micro-batch, updates to nowhere."""
+def streaming_count(
+    sql: Any, folder: str, files: int, scratch: str, *, distinct: bool = False
+) -> Counted:
+    """Count by key with a streaming query: `files` of a log per micro-batch, updates to nowhere.
+
+    `distinct`: every user once in each key, as we do.
+    """
     schema = sql.read.parquet(folder).schema
     with tempfile.TemporaryDirectory(dir=scratch) as state:
         began = time.perf_counter()
+        rows = sql.readStream.schema(schema).option("maxFilesPerTrigger", files).parquet(folder)
+        if distinct:
+            rows = rows.dropDuplicates(["user_id", "url"])
         running = (
-            sql.readStream.schema(schema)
-            .option("maxFilesPerTrigger", files)
-            .parquet(folder)
-            .groupBy("url")
+            rows.groupBy("url")
             .count()
             .writeStream.outputMode("update")
             .format("noop")
@@ -141,7 +146,10 @@ def streaming_count(sql: Any, folder: str, files: int, scratch: str) -> Counted:
         )
         running.awaitTermination()
         seconds = time.perf_counter() - began
-        keys = running.lastProgress["stateOperators"][0]["numRowsTotal"]
+        operators = running.lastProgress["stateOperators"]
+        keys = next(
+            one["numRowsTotal"] for one in operators if one["operatorName"] == "stateStoreSave"
+        )
     return seconds, keys
 
 

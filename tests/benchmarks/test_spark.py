@@ -96,10 +96,12 @@ def test_kills_come_back_from_their_seed():
 
 
 def test_a_ratio_above_the_target_is_missed():
-    """Only cases with two executors are judged, each by its own ratio."""
+    """Only ours with two executors is judged, each case by its own ratio."""
     row = {"library": "dpstream", "executors": 2, "records": 10, "keys": 5, "batches": 1}
+    row["times_distinct"] = 0.5
     rows = [row | {"times_slower": 1.4}, row | {"times_slower": 1.6}]
-    rows += [row | {"executors": 1, "times_slower": 9.0}, row | {"library": "spark"}]
+    rows += [row | {"executors": 1, "times_slower": 9.0}]
+    rows += [{"library": "spark"}, {"library": "spark, distinct", "times_slower": 9.0}]
 
     assert [one["reached"] for one in targets(rows, [])] == [True, False, None]
 
@@ -120,12 +122,14 @@ def test_rows_say_what_was_measured():
     lane = spark.Lane(case=case, peaks={"worker_mb": 5.0})
     for what, seconds in ((spark.PLAIN, (1, 2, 8)), (spark.STREAM, (2, 4, 4))):
         lane.seen[what] = [{"seconds": s, "cpu_seconds": s, "keys": 7} for s in seconds]
-    lane.seen[spark.READER] = lane.seen[spark.STREAM]
+    lane.seen[spark.READER] = lane.seen[spark.DISTINCT] = lane.seen[spark.STREAM]
 
-    plain, stream, _ = spark._rows(lane)
+    plain, stream, _, distinct = spark._rows(lane)
     assert (plain["records_per_second"], stream["records_per_second"]) == (1_000, 500)
     assert stream["times_slower"] == 2
     assert "times_slower" not in plain
+    assert (stream["times_distinct"], distinct["times_slower"]) == (1, 2)
+    assert "times_distinct" not in distinct
 
 
 @pytest.fixture(autouse=True)

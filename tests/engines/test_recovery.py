@@ -10,6 +10,7 @@ from benchmarks.recovery_case import CheckingSink, left_behind
 from dpstream.engines.embedded import snapshots
 from dpstream.engines.query_run import EngineOptions
 from dpstream.privacy.query_spend import QuerySpend
+from dpstream.privacy.state import InputLog
 from dpstream.query.noise_plan import plan_query
 from tests.support.fixed import RUN
 from tests.support.kill_and_replay import (
@@ -193,6 +194,30 @@ def test_a_step_that_is_bounded_ahead_meets_the_same_state(tmp_path):
 
     assert len(found[0]) > 30
     assert found[1:] == found[:1] * 2
+
+
+def test_steps_that_are_logged_together(tmp_path, monkeypatch):
+    """Digests of several steps are durable at once; a kill that tears them, or comes before some
+    of these steps are drawn, changes nothing."""
+    asked, logged = query(every="10 minutes", aggregates=query().aggregates[:1]), []
+    real = InputLog.record
+
+    def record(log, step, digests, **named):
+        logged.append(len(digests))
+        real(log, step, digests, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(InputLog, "record", record)
+        expected = whole(tmp_path / "whole", asked)
+    assert sum(logged) == asked.schedule.steps
+    assert max(logged) == asked.schedule.steps // 16 > 2
+    kills = [BeforeDiskOperation(nth) for nth in range(40, 140, 17)]
+    kills += [BeforeDiskOperation(nth, where="fsync", torn=True) for nth in (25, 40)]
+    for number, kill in enumerate(kills):
+        after = kill_and_replay(group_by(asked), tmp_path / str(number), kill)
+
+        assert not after.survived
+        assert is_unharmed(after, expected)
 
 
 def test_a_kill_leaves_the_shared_book_to_others(tmp_path):

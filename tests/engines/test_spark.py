@@ -65,6 +65,11 @@ def expected_short(tmp_path_factory):
     return whole(tmp_path_factory.mktemp("short"), SHORT)
 
 
+@pytest.fixture(scope="module")
+def expected_whole(tmp_path_factory):
+    return whole(tmp_path_factory.mktemp("one_window"), ONE_WINDOW)
+
+
 def parts(place, count=3, rows=None):
     """The rows in several files."""
     rows = table() if rows is None else rows
@@ -75,7 +80,12 @@ def parts(place, count=3, rows=None):
 
 
 def stream(session, place, *, at_once=1):
-    """The files as a stream, so many in a batch."""
+    """The files as a stream that Spark reads, for it filters them; so many in a batch."""
+    return plain_stream(session, place, at_once=at_once).where("true")
+
+
+def plain_stream(session, place, *, at_once=1):
+    """The files as a stream that only projects them."""
     folder = str(place / "in")
     reader = session.readStream.schema(session.read.parquet(folder).schema)
     return reader.option("maxFilesPerTrigger", at_once).parquet(folder)
@@ -174,6 +184,89 @@ def test_a_batch_that_comes_again(session, engine, tmp_path, expected_short):
     assert after.published == expected_short
 
 
+ONE_WINDOW = query(
+    aggregates=(dps.Count("clicks"),),
+    end="1970-01-01T04:00",
+    window=dps.Tumble("4 hours"),
+    allowed_lateness="1 hour",
+)
+"""5 steps."""
+
+
+def frame_of(session, place):
+    return session.read.parquet(str(place / "in"))
+
+
+def filtered(session, place):
+    """Spark reads it."""
+    return frame_of(session, place).where("true")
+
+
+WHOLE = {"stream": plain_stream, "frame": frame_of, "filtered": filtered}
+
+
+@pytest.mark.parametrize("kind", WHOLE)
+def test_one_job_takes_all_rows(session, tmp_path, expected_whole, kind, monkeypatch):
+    """They wait nowhere: killed after the log, or before the progress, they are read anew. Files
+    that have come meanwhile are no part of a stream; other rows in one that is stop the run."""
+    from dpstream.engines.spark import tasks
+    from dpstream.engines.spark.bucket_files import DriverProgress
+    from dpstream.engines.spark.jobs import Jobs
+
+    def none_waits(*_):
+        raise AssertionError("rows were written, or read by the other reader")
+
+    monkeypatch.setattr(tasks, "keep_rows", none_waits)
+    monkeypatch.setattr(tasks, "read_source" if kind == "filtered" else "read_frame", none_waits)
+    engine = SparkEngine(session, buckets=2, steps_at_once=8)
+    again = lambda place: start(  # noqa: E731
+        place, ONE_WINDOW, source=WHOLE[kind](session, place), engine=engine
+    )
+    runs = replace(group_by(ONE_WINDOW), prepare=lambda place: parts(place, 2), start=again)
+    looks = iter(
+        (
+            lambda place: logged(place) == 5 and not published(place),
+            lambda place: published(place).keys() == expected_whole.keys(),
+        )
+    )
+
+    def look(place):
+        assert next(looks)(place)
+        if kind == "stream":
+            pq.write_table(table(), place / "in" / "later.parquet")
+
+    kills = [FailAtCall(Jobs, "publish"), FailAtCall(DriverProgress, "advance")]
+    after = kill_and_replay(runs, tmp_path / "same", kills, damage=look)
+
+    assert after.statuses == [-signal.SIGKILL] * 2
+    assert after.published == expected_whole
+    assert after.charges == 1
+
+    def change(place):
+        part = place / "in" / "0.parquet"
+        pq.write_table(pq.read_table(part).slice(100), part)
+
+    with pytest.raises(NoiseReuse):
+        kill_and_replay(runs, tmp_path / "other", kills[:1], damage=change)
+    assert not list((tmp_path / "other" / "out").glob("*.parquet"))
+
+
+def logged(place):
+    """How many steps are in the log."""
+    return (place / "state" / "inputs.log").read_bytes().count(b'"digest"')
+
+
+def test_too_many_rows_for_one_job_wait_in_files(session, tmp_path, expected_whole, monkeypatch):
+    from dpstream.engines.spark import driver
+
+    monkeypatch.setattr(driver, "_MOST_GATHERED", 10)
+    parts(tmp_path, 2)
+    engine = SparkEngine(session, buckets=2, steps_at_once=8)
+    start(tmp_path, ONE_WINDOW, source=frame_of(session, tmp_path), engine=engine).finish()
+
+    assert published(tmp_path) == expected_whole
+
+
 def test_rows_that_were_changed_while_they_waited(engine, tmp_path):
     """Logged rows are what noise is drawn for; other ones stop the run before that."""
     write(tmp_path, table())
@@ -200,8 +293,9 @@ def test_broken_off_between_log_noise_sink_and_progress(session, engine, tmp_pat
 
     def is_paid_and_logged(place):
         assert charges(place / "state" / "ledger") == 1
-        logged = (place / "state" / "inputs.log").read_bytes().count(b'"digest"')
-        assert logged == 2  # the next step begins a window, with the keys that these will show
+        assert (
+            logged(place) == 2
+        )  # the next step begins a window, with the keys that these will show
 
     def is_sent_in_part(place):
         assert 0 < len(published(place)) < len(expected_short)

@@ -7,7 +7,7 @@ from tests.golden.queries import CASES
 from tests.golden.test_queries import publish
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
-NAMES = ["once", "late rows", "per group, once", "distinct"]
+NAMES = ["once", "late rows", "per group, once", "distinct", "nothing given"]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,21 +1,32 @@
 """Parts of the Spark engine that need no Spark."""
 
+import json
+
 import numpy as np
 import pyarrow as pa
 import pytest
 
 import dpstream as dps
-from dpstream.engines.spark import bucket_files
+from dpstream.connectors.registry import open_source
+from dpstream.engines.spark import bucket_files, tasks
 from dpstream.engines.spark.bucket_files import DriverProgress, SharedFiles
 from dpstream.engines.spark.driver import Intake
 from dpstream.engines.spark.jobs import _collect
-from dpstream.engines.spark.shuffle_rows import Shape
-from dpstream.engines.spark.tasks import ShippedPlan, TaskFailed, translate_error
+from dpstream.engines.spark.shuffle_rows import Shape, packets, unpack_packets
+from dpstream.engines.spark.tasks import (
+    Keys,
+    PublishTask,
+    ReadTask,
+    ShippedPlan,
+    TaskFailed,
+    translate_error,
+)
 from dpstream.errors import InvalidParameter, MissingDependency, NoiseReuse, StateError
 from dpstream.group_by.flow import Flow
 from dpstream.group_by.groups import GroupBucket, sum_groups
 from dpstream.privacy.state import Secret
 from dpstream.query.noise_plan import plan_query
+from dpstream.rows.row_batch import RowKeys
 from dpstream.rows.row_reader import RowReader
 from tests.support.runs import query, start, table
 
@@ -53,6 +64,85 @@ def test_a_value_that_was_changed_while_it_waited(tmp_path, column):
     path.write_bytes(b"no Arrow at all")
     with pytest.raises(NoiseReuse, match="does not hold the rows that were logged"):
         bucket_files.load_waiting(files, shape, about, 0, 99)
+
+
+def packed(groups, **columns):
+    """Rows of some groups with their keys, and a column of ids."""
+    ids = pa.array([bytes([group]) * 16 for group in groups], pa.binary(16))
+    named = {"group": ids, "unit": ids, "k0": [None if g == 3 else f"/{g}" for g in groups]}
+    return pa.table(named | columns)
+
+
+LARGEST = 2**63 - 1
+NUMBERS = (
+    [7] * 6,
+    [5, 260, 7, 6, 5, 5],
+    [0, 70_000, -5, 2, 2, 2],
+    [0, 2**33, 1, 1, 1, 1],
+    [-LARGEST - 1, LARGEST, 0, 0, 0, 0],
+)
+
+
+@pytest.mark.parametrize("numbers", NUMBERS)
+@pytest.mark.parametrize("groups", [[1, 2, 3, 1, 2, 3], [1, 2, 3, 4, 5, 6], [3, 3, 3, 3, 3, 3]])
+@pytest.mark.parametrize("keys_of_groups", [False, True])
+def test_packets_hold_what_was_packed(numbers, groups, keys_of_groups):
+    """Every number and key, however few bytes it travels in; parts of other widths beside it."""
+    values, more = pa.array(numbers, pa.int64()), pa.array([LARGEST - g for g in groups])
+    table = packed(groups, step=values, v0=values, k1=more)
+    parts = [table.slice(0, 2), table.slice(2, 4), table.slice(0, 0)]
+    sent = packets([(4, part) for part in parts], keys_of_groups=keys_of_groups)
+    _, received = unpack_packets(sent)
+
+    assert received[4].equals(table)
+
+
+def test_repeated_keys_and_numbers_travel_once():
+    groups, values = [1, 2] * 5000, pa.array([9] * 10_000, pa.int64())
+    table = packed(groups, step=values, window=values)
+    sizes = [
+        sum(batch.nbytes for batch in packets([(0, table)], keys_of_groups=by_group))
+        for by_group in (False, True)
+    ]
+
+    assert sizes[1] < 10_000 * (16 + 2) + 4000  # its unit, and which group
+    assert sizes[0] < 10_000 * (2 * 16 + 2 + 4) + 4000
+
+
+def test_a_shuffle_that_was_made_again_of_other_rows(tmp_path):
+    """Logged rows are what noise is drawn for: one that differs, or is missing, stops the job."""
+    whole = table()
+    plan = plan_query(query())
+    reader, _ = read(plan, whole)
+    keys = Keys(rows=RowKeys.of(Secret(bytes(32)), bytes(16)))
+    files = SharedFiles(str(tmp_path))
+    common = {"plan": plan, "types": reader.types, "buckets": 1, "files": files, "keys": keys}
+    told = {}
+
+    def gathered(rows):
+        source = open_source(rows)
+        parts = tuple(source.partitions())
+        more = {"where": "", "arrived": None, "source": source, "partitions": parts}
+        numbers = pa.record_batch({"id": pa.array(range(len(parts)), pa.int64())})
+        task = ReadTask(**common, job="", **more, tells=True)
+        return list(tasks.read_source(task, iter([numbers])))
+
+    sent = gathered(whole)
+    for text in unpack_packets(sent)[0][0]:
+        if "gathered" in text:
+            _, listed = json.loads(text)["gathered"]
+            parts = told.get(0, {}), bucket_files.digests_of(listed)
+            told[0] = bucket_files.add_digests(parts)
+    nothing = {"waiting": [], "units": {}, "groups": {}, "begins": {}, "remembered": {}}
+    more = nothing | {"chosen": {}, "gathered": told, "job": "one", "first": 0, "end": 10}
+    task = PublishTask(**common, **more)
+
+    assert sum(
+        len(one) for one in unpack_packets(tasks.bound_gathered(task, iter(sent)))[1].values()
+    )
+    for other in (whole.slice(1), pa.concat_tables([whole, whole.slice(3, 1)])):
+        with pytest.raises(NoiseReuse, match="other rows when a part of it was read again"):
+            list(tasks.bound_gathered(task, iter(gathered(other))))
 
 
 @pytest.mark.parametrize("pre_threshold", [-1, 0, 2, 9])

@@ -392,6 +392,12 @@ CASES = {
         "strategy = 'sqlp', max_rows_per_group = 3",
         epsilon=30,
     ),
+    "nothing given": asked_in_python(
+        every="1 hour", window=dps.Tumble("8 hours"), max_groups_contributed="auto",
+        aggregates=[
+            dps.Count("n"), dps.Sum("s", column="price", contribution_bounds_per_row=(0, 25)),
+        ],
+    ),
     "shares": asked_in_python(
         every="1 hour", window=dps.Tumble("8 hours"),
         selection_share="1/4", last_share=None, last_budget=None,

@@ -33,6 +33,13 @@ THREE_ROWS = query_of(
 )
 
 
+WINDOWS = {
+    "one": Tumble("1 day"),
+    "several": Tumble("6 hours"),
+    "hop": Hop("12 hours", slide="4 hours"),
+}
+
+
 def exact_totals(query, table, *, flow=Flow):
     """The totals of each window at its last release, without noise: dropped, kept, beyond, ..."""
     seen = {}
@@ -103,19 +110,86 @@ def test_a_step_may_drop_rows_of_more_units_than_a_table_has_room_for():
     assert exact_totals(query, table)[0].tolist()[:2] == [600, 600]
 
 
+def test_rows_of_groups_that_a_unit_is_not_in_are_told_from_the_others():
+    """Of rows that are dropped, those beyond a unit's rows in its groups are not elsewhere."""
+    query = query_of(
+        aggregates=SUMS, every="6 hours", max_groups_contributed=2, max_rows_per_group=3,
+        max_dropped_rows=100, debias="groups",
+    )  # fmt: skip
+    rows = busy(size=2000, users=300)
+    kept = {}
+
+    class Recorder(Flow):
+        def bound(self, window, period, rows):
+            keep_mask = super().bound(window, period, rows)
+            at = zip(rows.units.tolist(), rows.groups.tolist(), keep_mask, strict=True)
+            for unit, group, keep in at:
+                inside = kept.setdefault((tuple(unit), tuple(group)), [0, 0])
+                inside[bool(keep)] += 1
+            return keep_mask
+
+    (totals,) = exact_totals(query, rows, flow=Recorder)
+    elsewhere = sum(lost for lost, held in kept.values() if not held)
+    lost = sum(lost for lost, _ in kept.values())
+
+    assert [total.kind for total in query.totals][-1] == "elsewhere"
+    assert totals[0] == lost
+    assert totals[-1] == elsewhere
+    assert 100 < elsewhere < lost - 100
+
+
+@pytest.mark.parametrize("windows", WINDOWS, ids=str)
+def test_one_unit_moves_what_is_elsewhere_by_no_more_than_its_noise_is_for(windows):
+    """A unit in many more groups than count, of which the first to come are full."""
+    query = replace(
+        THREE_ROWS, window=WINDOWS[windows], every=None, max_groups_contributed=2,
+        max_rows_per_group=2, max_rows_contributed=None, debias="groups",
+    )  # fmt: skip
+    others = busy(size=300, users=100)
+    without = exact_totals(query, others)
+    change = float(plan_query(query).sensitivities[-1])
+    times = [2 * HOUR + n for n in range(60)]
+    unit = pa.table(
+        {
+            "user": ["me"] * 60, "key": [f"k{n}" for n in range(60)],
+            "ts": times, "seen": times, "x": [10] * 60,
+        }
+    )  # fmt: skip
+    moved = exact_totals(query, pa.concat_tables([others, unit])) - without
+
+    assert change == query.most_dropped == 4
+    assert 0 < np.linalg.norm(moved[:, -1]) <= change
+
+
+def test_keys_that_owe_nothing_to_chance_are_made_up_for_in_full():
+    """A key is divided by the share of rows in groups that count, as its units say; counts stay
+    whole numbers."""
+    rows = busy(size=20_000, users=2_000)
+    facts = {"epsilon": 16, "every": None, "max_groups_contributed": 2, "aggregates": (Count("n"),)}
+    runs = {
+        debias: next(iter(run_of(query_of(debias=debias, **facts, window=Tumble("1 day")), rows)))
+        for debias in (None, "groups")
+    }
+    said = about(runs["groups"])["bias"]
+    truth = Counter(set(zip(rows["user"].to_pylist(), rows["key"].to_pylist(), strict=True)))
+    by_key = Counter(key for _, key in truth)
+    off = {
+        debias: sum(abs(row["n"] - by_key[row["key"]]) for row in table.to_pylist())
+        for debias, table in runs.items()
+    }
+
+    assert said["debiased"] == ["n"]
+    assert said["share"] < said["groups"]["share"] < 1
+    assert runs["groups"].schema.field("n").type == pa.int64()
+    assert off["groups"] < 0.7 * off[None]
+
+
 def heavy_unit(rows, hours):
     """A unit with so many rows of the largest value, in one group, over some hours."""
     times = np.resize(hours, rows) * HOUR + 7
     return pa.table(
         {"user": ["me"] * rows, "key": ["k1"] * rows, "ts": times, "seen": times, "x": [10] * rows}
     )
-
-
-WINDOWS = {
-    "one": Tumble("1 day"),
-    "several": Tumble("6 hours"),
-    "hop": Hop("12 hours", slide="4 hours"),
-}
 
 
 @pytest.mark.parametrize("windows", WINDOWS.values(), ids=WINDOWS)

@@ -494,8 +494,9 @@ def test_a_bound_stays_where_nothing_is_known():
 def test_what_is_refused():
     """With words that say what to do."""
     for wrong, word in (
-        ({"privacy_unit_period": "forever"}, "a unit for ever has"),
-        ({"window": None, "every": "1 hour"}, "needs windows"),
+        ({"privacy_unit_period": "forever", "max_rows_per_group": "auto"}, "a unit for ever has"),
+        ({"window": None, "max_rows_per_group": "auto"}, "needs windows"),
+        ({"privacy_unit_period": "forever", "strategy": "sqlp"}, "sqlp"),
         ({"strategy": "sqlp"}, "sqlp"),
         ({"max_rows_contributed": 5}, "max_rows_contributed"),
         ({"grouping_sets": [["key"], []], "aggregates": (Count("n"),)}, "grouping_sets"),

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpstream.errors import InvalidParameter
-from dpstream.group_by.bias import Bias, KeptShare, kept_share
+from dpstream.group_by.bias import Bias, KeptShare, kept_share, made_up_powers
 from dpstream.group_by.release_table import answer_columns
 from dpstream.query.aggregates import (
     Avg,
@@ -281,9 +281,9 @@ def test_intervals_are_as_wide_as_asked_and_cut_to_what_is_possible():
 def test_dropped_rows_are_made_up_for_in_counts_and_sums_alone():
     """Half of the rows were kept, so counts double, and so do their deviations."""
     share = kept_share((10_000, 200.0), (10_000, 200.0), 2.0)
-    bias = Bias(rows=share, values={}, beyond=(0.0, 1.0), is_least=False)
+    bias = Bias(rows=share, groups=share, values={}, beyond=(0.0, 1.0), is_least=False)
     assert (share.share, share.stddev) == pytest.approx((0.5, 0.01 / 2**0.5))
-    reading = {"one_row": False, "nonnegative": False, "bias": bias, "debias": True}
+    reading = {"one_row": False, "nonnegative": False, "bias": bias, "debias": "global"}
     count = answer_columns([Count("n")], {Measure(kind="rows"): (np.array([100]), 5.0)}, **reading)
     units = answer_columns(
         [CountUnits("u")], {Measure(kind="units"): (np.array([100]), 5.0)}, **reading
@@ -293,6 +293,32 @@ def test_dropped_rows_are_made_up_for_in_counts_and_sums_alone():
     assert units["u"].tolist() == [100]
     assert kept_share((5, 10.0), (10, 10.0), 2.0).share is None  # drowned in noise
     assert kept_share((30, 10.0), (40, 10.0), 2.0).divisor is None  # known, and not well enough
+
+
+def test_groups_that_were_left_out_are_made_up_for_by_how_large_a_key_is():
+    """By half at the threshold of 100, in full from 400 on; counts are whole numbers, and the
+    deviations are those of many draws, but for rounding (4,000 of them, a tenth: above 8 sigma)."""
+    share = kept_share((10_000, 200.0), (10_000, 200.0), 2.0)
+    bias = Bias(rows=share, groups=share, values={}, beyond=(0.0, 1.0), is_least=False)
+    units = np.repeat([100, 200, 900], 4000) + np.rint(
+        np.random.default_rng(7).normal(0, 5, 12_000)
+    )
+    reading = {"one_row": False, "nonnegative": False, "bias": bias, "debias": "groups"}
+    powers = made_up_powers(units, 100.0)
+    noisy = {Measure(kind="rows"): (units.astype(np.int64), 5.0)}
+    told = answer_columns([Count("n")], noisy, powers=powers, **reading)
+    small, middle, large = told["n"].reshape(3, 4000)
+
+    assert told["n"].dtype == np.int64
+    assert [small.mean(), middle.mean(), large.mean()] == pytest.approx(
+        [100 * 2**0.5, 200 * 2**0.75, 1800], rel=0.02
+    )
+    drawn = [each.std() for each in (middle, large)]  # the share itself was drawn once
+    said = [
+        np.sqrt(np.mean(told["n_stddev"][at] ** 2 - (told["n"][at] * power * 0.02 / 2**0.5) ** 2))
+        for at, power in ((slice(4000, 8000), 0.75), (slice(8000, None), 1.0))
+    ]
+    assert drawn == pytest.approx(said, rel=0.1)
 
 
 def test_the_interval_of_a_share_is_fiellers():

@@ -254,6 +254,52 @@ def test_queries_of_one_source_hash_a_text_once(monkeypatch):
     assert not (together[0].units == together[1].units).any()
 
 
+ASKED = (
+    {},
+    {"max_key_bytes": 3},
+    {"public_groups": ["k", "l"]},
+    {"public_groups": ["l"], "max_key_bytes": 3},
+    {"privacy_unit_column": "other", "public_groups": ["l"]},
+    {"keys": ("user",), "privacy_unit_column": "other"},
+    {"keys": ("user", "key"), "privacy_unit_column": "other"},
+    {"keys": ()},
+)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_what_queries_share_is_what_each_has_by_itself(order):
+    """Also of rows that some of them cannot use: ids, keys, and why a row is rejected."""
+    rows = [("u", "k", 0, 1), (None, "k", 0, 1), ("v", "long", 1, 2), ("w", "l", 0, None)]
+    rows += [("w", None, 2, 3), ("", "long", 3, 1), ("v", "k", 90_000, 1), ("w", "l", -1, "x")]
+    rows = [(user, key, at, None if x is None else str(x)) for user, key, at, x in rows]
+    table = table_of(rows, other=["a", "b", None, "d", "e", "f", "g", "h"])
+    shared = ParsedColumns()
+    for facts in ASKED[::order] + ASKED:
+        facts = {"aggregates": (Sum("s", column="x", contribution_bounds_per_row=(0, 9)),)} | facts
+        mine, why = reader_of(table, **facts).read(table, "t", arrived=0, parsed=shared)
+        alone, expected = reader_of(table, **facts).read(table, "t", arrived=0)
+
+        assert why == expected
+        assert mine.keys.equals(alone.keys)
+        for name in ("units", "groups", "digests", "values", "windows", "steps"):
+            assert np.array_equal(getattr(mine, name), getattr(alone, name))
+        assert len(mine) or why.other_keys
+
+
+def test_queries_of_one_source_look_at_keys_once(monkeypatch):
+    """Also at which of them are listed; a query with another list looks again."""
+    table, calls = table_of([("u", "k", 0, 1), ("v", "l", 0, 1)]), []
+    for name in ("_keys", "_units", "_is_public"):
+        real = getattr(RowReader, name)
+        noted = lambda *of, real=real, name=name: calls.append(name) or real(*of)  # noqa: E731
+        monkeypatch.setattr(RowReader, name, noted)
+    shared = ParsedColumns()
+    for listed in (["k"], ["k"], ["k", "l"]):
+        reader_of(table, public_groups=listed).read(table, "t", parsed=shared)
+
+    assert sorted(calls) == ["_is_public", "_is_public", "_keys", "_units"]
+
+
 @pytest.mark.parametrize("time", ["0001-01-01", "9999-12-31T23:59:59", "junk", None])
 def test_a_bad_time_in_a_calendar_zone_stops_nothing(time):
     """Not with calendar windows, periods and triggers, and not in the look at steps either."""

@@ -11,7 +11,9 @@ import pytest
 
 from tests.support.processes import until
 from tests.support.servers import (
+    AzureServer,
     Collector,
+    GoogleServer,
     IcebergServer,
     KafkaServer,
     NatsServer,
@@ -65,6 +67,16 @@ def object_server(place):
 @pytest.fixture(scope="session")
 def iceberg_server(place):
     yield from running(IcebergServer(place / "iceberg"))
+
+
+@pytest.fixture(scope="session")
+def azure_server(place):
+    yield from running(AzureServer(place / "azure"))
+
+
+@pytest.fixture(scope="session")
+def google_server(place):
+    yield from running(GoogleServer(place / "google"))
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ from dpstream.connectors.server_base import ServerAway
 from dpstream.connectors.testing import ServerSinkSuite, ServerSourceSuite
 from dpstream.connectors.testing.suites import drain, release, rows_seen
 from dpstream.errors import InvalidInput, InvalidParameter, RowsLost, ServerUnreachable, StateError
+from dpstream.privacy.ledger.ledger import Ledger
 from tests.servers.conftest import PASSWORD
 from tests.support.processes import kill_this_process, run_in_new_process, until
 
@@ -201,6 +202,49 @@ def test_what_is_wrong_is_said(objects, bucket, monkeypatch):
         assert PASSWORD not in str(no.value)
     key = f"?access_key=dpstream&secret_key_file={objects.secret_key}"
     assert read_all(open_source(uri(bucket, "a.jsonl", key))) == {"a.jsonl": 1}
+
+
+def test_a_key_that_may_only_read(objects, bucket, tmp_path, monkeypatch):
+    """It reads; what is to be written is refused, a sink before the query is charged."""
+    put(bucket / "logs" / "a.jsonl", clicks(0, 400))
+    objects.let_read(bucket)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "reader")
+    assert read_all(open_source(uri(bucket, "logs/"))) == {"logs/a.jsonl": 400}
+    book = Ledger(tmp_path / "book")
+    given = {"source": uri(bucket, "logs/"), "ledger": book}
+    with pytest.raises(InvalidInput, match=r"refuses the key \(AccessDenied\)"):
+        dps.run(dps.sql(QUERY), **given, sink=uri(bucket, "out/")).finish()
+    for more in ({"ledger": uri(bucket, "book")}, {"state": uri(bucket, "state")}):
+        given = {"source": uri(bucket, "logs/"), "secret": bytes(32)} | more
+        with pytest.raises(InvalidInput, match=r"refuses the key \(AccessDenied\)"):
+            dps.run(dps.sql(QUERY), **given).finish()
+    assert [record for record in book.history() if "amount" in record] == []
+    assert [path.name for path in bucket.rglob("*") if path.is_file()] == ["a.jsonl"]
+
+
+def test_a_store_without_conditions(bucket, monkeypatch):
+    """It is told before a new query is charged, by a write whose condition cannot be true."""
+    sink, schema = open_sink(uri(bucket, "out/")), release("a", 0, 1).schema
+    sink.check("a", schema)
+    assert [path for path in bucket.rglob("*") if path.is_file()] == []
+    store = sink._bucket._store
+
+    class Ignoring:
+        """The same store, if it did not heed conditions."""
+
+        put = staticmethod(lambda key, data, *, mode, **more: store.put(key, data, **more))
+        delete = staticmethod(store.delete)
+
+    monkeypatch.setattr(sink._bucket, "_store", Ignoring)
+    with pytest.raises(InvalidInput, match=r"takes the condition .* and ignores it"):
+        sink.check("a", schema)
+    assert [path for path in bucket.rglob("*") if path.is_file()] == []
+
+
+def test_a_single_object_that_is_not_there(bucket):
+    """It is not taken for a prefix that is empty."""
+    with pytest.raises(InvalidInput, match=r"there is no object s3://\S+/a.csv; mend its name"):
+        open_source(uri(bucket, "logs/a.csv"))
 
 
 def test_objects_that_change(bucket, caplog):

@@ -9,6 +9,9 @@ Kafka is one process in KRaft mode with a small heap. Its jars are put into .cac
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import hmac
 import itertools
 import json
 import os
@@ -19,6 +22,7 @@ import socket
 import subprocess
 import tempfile
 import time
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -281,12 +285,127 @@ class ObjectServer(Server):
         (self.folder / "buckets").mkdir(exist_ok=True)
         self.secret_key.write_text(self._password + "\n")
         self.secret_key.chmod(0o600)
+        (self.folder / "users").mkdir(exist_ok=True)
+        reader: dict[str, Any] = {"access": "reader", "secret": self._password, "role": "user"}
+        reader |= dict.fromkeys(("userID", "groupID", "projectID"), 0)
+        users = json.dumps({"accessAccounts": {"reader": reader}})
+        (self.folder / "users" / "users.json").write_text(users)
+
+    def let_read(self, bucket: Path) -> None:
+        """Give the key `reader`, which has the same secret, leave to list and read a bucket."""
+        where = [f"arn:aws:s3:::{bucket.name}", f"arn:aws:s3:::{bucket.name}/*"]
+        may = {"Action": ["s3:GetObject", "s3:ListBucket"], "Resource": where}
+        one = {"Effect": "Allow", "Principal": {"AWS": ["reader"]}} | may
+        policy = {"Version": "2012-10-17", "Statement": [one]}
+        os.setxattr(bucket, "user.policy", json.dumps(policy).encode())
 
     def command(self) -> Sequence[str | Path]:
         """On loopback alone; the key is in the environment of the shell, not among its words."""
         run = 'ROOT_ACCESS_KEY=dpstream ROOT_SECRET_KEY="$(cat secret_key)" exec "$@"'
-        where = ["--port", f"127.0.0.1:{self.port}", "--quiet", "posix", "buckets"]
+        where = ["--port", f"127.0.0.1:{self.port}", "--quiet"]
+        where += ["--iam-dir", str((self.folder / "users").resolve()), "posix", "buckets"]
         return ["bash", "-c", run, "bash", _gateway(), *where]
+
+
+class AzureServer(Server):
+    """Azurite: Azure's blobs in a folder, with the account and the key that every emulator has."""
+
+    name, account = "Azurite", "devstoreaccount1"
+    KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+    _VERSION = "2021-08-06"
+
+    @staticmethod
+    def absent() -> str | None:
+        """It is a program for Node.js."""
+        if shutil.which("node") is None:
+            return "no program node on PATH; run .ci/servers"
+        return None if _azurite().exists() else f"no {_azurite()}; run .ci/servers"
+
+    @property
+    def address(self) -> str:
+        """Its endpoint."""
+        return f"http://127.0.0.1:{self.port}/{self.account}"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables that name it and its key."""
+        return {
+            "AZURE_STORAGE_ENDPOINT": self.address,
+            "AZURE_STORAGE_ACCOUNT_NAME": self.account,
+            "AZURE_STORAGE_ACCOUNT_KEY": self.KEY,
+        }
+
+    def make_bucket(self, name: str) -> None:
+        """Make a container, by a request that is signed with the key."""
+        date = datetime.now(UTC).strftime("%a, %d %b %Y %H:%M:%S GMT")
+        asked = f"x-ms-date:{date}\nx-ms-version:{self._VERSION}\n"
+        asked += f"/{self.account}/{self.account}/{name}\nrestype:container"
+        key = base64.b64decode(self.KEY)
+        signed = hmac.new(key, f"PUT{chr(10) * 12}{asked}".encode(), hashlib.sha256).digest()
+        headers = {
+            "x-ms-date": date,
+            "x-ms-version": self._VERSION,
+            "Authorization": f"SharedKey {self.account}:{base64.b64encode(signed).decode()}",
+        }
+        url = f"{self.address}/{name}?restype=container"
+        urllib.request.urlopen(urllib.request.Request(url, method="PUT", headers=headers)).close()
+
+    def command(self) -> Sequence[str | Path]:
+        """On loopback alone, and it tells nobody."""
+        where = ["--blobHost", "127.0.0.1", "--blobPort", str(self.port), "--location", "."]
+        quiet = ["--silent", "--skipApiVersionCheck", "--disableTelemetry"]
+        return ["node", _azurite(), *where, *quiet]
+
+    def kill(self) -> None:
+        """In good order: it writes what it has acknowledged now and then only."""
+        self._end(signal.SIGTERM)
+
+
+def _azurite() -> Path:
+    return Path(".cache/azurite/node_modules/azurite/dist/src/blob/main.js").resolve()
+
+
+class GoogleServer(Server):
+    """fake-gcs-server: Google's storage over a folder; it asks for no key."""
+
+    name = "fake-gcs-server"
+
+    @staticmethod
+    def absent() -> str | None:
+        """It is built from its source."""
+        return None if _fake_gcs().exists() else f"no {_fake_gcs()}; run .ci/servers"
+
+    @property
+    def address(self) -> str:
+        """Its endpoint."""
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables that name it."""
+        return {"GOOGLE_BASE_URL": self.address, "GOOGLE_BEARER_TOKEN": "any"}
+
+    def make_bucket(self, name: str) -> None:
+        """Make a bucket."""
+        body = json.dumps({"name": name}).encode()
+        url, headers = f"{self.address}/storage/v1/b", {"Content-Type": "application/json"}
+        urllib.request.urlopen(urllib.request.Request(url, data=body, headers=headers)).close()
+
+    def put(self, bucket: str, key: str, data: bytes) -> None:
+        """Put an object there by the JSON interface, the only one that it takes writes by."""
+        name = urllib.parse.quote(key, safe="")
+        url = f"{self.address}/upload/storage/v1/b/{bucket}/o?uploadType=media&name={name}"
+        urllib.request.urlopen(urllib.request.Request(url, data=data, method="POST")).close()
+
+    def command(self) -> Sequence[str | Path]:
+        """On loopback alone."""
+        where = ["-scheme", "http", "-host", "127.0.0.1", "-port", str(self.port)]
+        named = ["-public-host", f"127.0.0.1:{self.port}", "-external-url", self.address]
+        return [_fake_gcs(), *where, *named, "-filesystem-root", "buckets", "-log-level", "error"]
+
+
+def _fake_gcs() -> Path:
+    return Path(".cache/fake-gcs/fake-gcs-server").resolve()
 
 
 def _gateway() -> Path:
@@ -332,9 +451,9 @@ class IcebergServer(Server):
 
     @staticmethod
     def absent() -> str | None:
-        """It needs Java and its jar."""
-        if shutil.which("java") is None:
-            return "no program java on PATH; install a Java 17"
+        """It needs Java, with the compiler, and its jar."""
+        if shutil.which("javac") is None:
+            return "no program javac on PATH; run .ci/servers"
         found = _catalog_jar() is not None
         return None if found else "no Iceberg catalog in .cache/iceberg; run .ci/servers"
 
@@ -357,18 +476,18 @@ class IcebergServer(Server):
             return False
 
     def command(self) -> Sequence[str | Path]:
-        """Its settings are variables, of which `env` sets those that it reads."""
+        """On loopback alone; the catalog's own main would listen everywhere."""
         settings = {
-            "CATALOG_REST_PORT": str(self.port),
-            "CATALOG_URI": f"jdbc:sqlite:file:{self.folder / 'catalog.db'}",
-            "CATALOG_WAREHOUSE": str(self.folder / "warehouse"),
-            "CATALOG_JDBC_SCHEMA__VERSION": "V1",
-            "CATALOG_CLIENTS": "1",  # two connections to one SQLite file lock each other out
-            "CATALOG_CATALOG__IMPL": "org.apache.iceberg.jdbc.JdbcCatalog",
-            "CATALOG_IO__IMPL": "org.apache.iceberg.hadoop.HadoopFileIO",
+            "uri": f"jdbc:sqlite:file:{self.folder / 'catalog.db'}",
+            "warehouse": str(self.folder / "warehouse"),
+            "jdbc.schema-version": "V1",
+            "clients": "1",  # two connections to one SQLite file lock each other out
+            "catalog-impl": "org.apache.iceberg.jdbc.JdbcCatalog",
+            "io-impl": "org.apache.iceberg.hadoop.HadoopFileIO",
         }
         words = [f"{name}={value}" for name, value in settings.items()]
-        return ["env", *words, "java", *_JAVA, "-jar", _catalog_jar() or "catalog.jar"]
+        jar, main = _catalog_jar() or "catalog.jar", Path(".ci/iceberg/LoopbackCatalog.java")
+        return ["java", *_JAVA, "-cp", jar, main.resolve(), str(self.port), *words]
 
 
 class ConnectServer(Server):

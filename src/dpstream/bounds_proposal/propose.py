@@ -644,6 +644,7 @@ def _with_bounds(query: Query, groups: int, rows: int, clamps: Mapping[str, Clam
         aggregates=aggregates,
         max_groups_contributed=groups,
         choose_groups=False,
+        planned=(),
         max_rows_per_group=rows,
         max_rows_contributed=None,
         max_dropped_rows=None,

@@ -125,7 +125,7 @@ SINKS = {
     ),
     "objects": Connector(
         "s3://bucket/releases/",
-        "an object for each release (s3://, gs://, az://): Parquet, ?format=csv or jsonl",
+        "an object for each release (s3://, az://): Parquet, ?format=csv or jsonl",
         "objects",
         "exactly once: by the object's key, which only the first writer makes",
     ),

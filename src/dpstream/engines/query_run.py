@@ -74,6 +74,7 @@ from dpstream.query.column_types import Types
 from dpstream.query.noise_plan import NoisePlan, plan_query
 from dpstream.query.query import Query
 from dpstream.query.series_query import SeriesQuery
+from dpstream.query.settings import settings_as_begun
 from dpstream.query.shared_noise import noise_as_begun
 from dpstream.records import Sink, Source, check_schema, fence
 from dpstream.rows.row_reader import RowReader, rows_of_unit
@@ -499,6 +500,7 @@ class QueryRun(Run):
             self.query = self.query.not_before(self.beginning.not_before)
         if kept is not None:
             self.query = noise_as_begun(self.query, kept["facts"])
+            self.query = settings_as_begun(self.query, kept["facts"])
         self.plan = plan_query(self.query, None if kept is None else kept["facts"]["counters"])
         self.query = self.plan.query
 

@@ -83,16 +83,17 @@ class RunStorage:
         before: bytes,
         *,
         positions: dict[str, Position] | None = None,
-    ) -> bytes:
+    ) -> list[bytes]:
         """Make what steps have read durable, so that their noise may be drawn.
 
-        `before`: the chain of digests that the steps before have ended; returns the one of these.
+        `before`: the chain of digests that the steps before have ended; returns the one that each
+        of these ends.
         """
         link = partial(chain_digest, self.digest_key)
         _, *chains = accumulate(contents, link, initial=before)
         if self.directory is not None:
             self.directory.record(first, chains, positions=positions)
-        return chains[-1]
+        return chains
 
     def close(self) -> None:
         """Release the locks."""

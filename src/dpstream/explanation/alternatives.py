@@ -113,6 +113,8 @@ def with_changes(query: Query, changes: Mapping[str, Any]) -> Query:
     given = dict(changes)
     if "max_groups_contributed" in given:
         given["choose_groups"] = False
+    if given:
+        given["planned"] = tuple(each for each in query.planned if each not in given)
     if "max_rows_per_group" in given:
         given["choose_rows"] = False
     product = query.max_groups_contributed * query.max_rows_per_group

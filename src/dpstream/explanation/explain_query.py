@@ -52,6 +52,7 @@ _KINDS = {
     "round": "units since a key was last published",
     "dropped": "rows that the bounds drop",
     "beyond": "units that lose more rows than count",
+    "elsewhere": "dropped rows of groups that their unit does not count in",
     "kept": "rows after bounding",
     "clamped": "rows per unit",
 }
@@ -251,6 +252,7 @@ def _group_by_stages(query: Query, releases: int) -> list[Stage]:
         by = f"{', '.join(map(set_name, query.grouping_sets))}, of the same rows"
         most += f", a group being all keys ({', '.join(query.keys)}) together"
     stages = [
+        *([("settle", _settled(query, releases))] if query.planned else []),
         ("bound", f"keep of each unit at most {most}"),
         ("aggregate", f"{', '.join(a.name for a in query.aggregates) or 'units'} by {by}"),
     ]
@@ -268,6 +270,28 @@ def _group_by_stages(query: Query, releases: int) -> list[Stage]:
         stages.append(("least squares", does))
     windows = "one window" if query.window is None else _window_words(query.window)
     return _stages(query, windows, stages)
+
+
+def _settled(query: Query, releases: int) -> str:
+    """What was chosen because nobody gave it, and by what."""
+    told = []
+    if "max_groups_contributed" in query.planned:
+        usual = f"{query.max_groups_contributed} groups of a unit count, as usual of units for ever"
+        told.append("each period has a bound of its own" if query.bounds_chosen else usual)
+    if "last_budget" in query.planned:
+        part = "nothing" if query.last_budget is None else f"{float(query.last_budget):g}"
+        told.append(
+            f"last_budget = {part}, by the number of releases ({releases}): the product of the "
+            "variances of the last one and of those before is least"
+        )
+    if "debias" in query.planned:
+        told.append(
+            "debias = 'groups': counts and sums make up for groups that the bound leaves out"
+        )
+    return (
+        f"nobody gave {', '.join(query.planned)}, so they follow from the query alone, not from "
+        f"rows: {'; '.join(told)}"
+    )
 
 
 def _series_stages(query: SeriesQuery) -> list[Stage]:
@@ -469,8 +493,8 @@ def _derivation(
     if measure.kind == "beyond":
         return "1 in one window: sqrt(1) = 1"
     largest = float(measure.largest * measure.quantum)
-    if measure.kind in ("dropped", "kept"):
-        most = query.most_dropped if measure.kind == "dropped" else bounds.rows
+    if measure.kind in ("dropped", "elsewhere", "kept"):
+        most = bounds.rows if measure.kind == "kept" else query.most_dropped
         begin = "" if largest == 1 else f"at most {largest:g} per row, "
         times = "" if largest == 1 else f"{largest:g} * "
         return f"{begin}{most} rows, all in one window: {times}sqrt({most**2}) = {value:.4g}"

@@ -7,7 +7,9 @@ that lost more rows than count. Proof: `docs/soundness/latched.md`.
 
 A share of all rows says nothing certain of one group: users who are cut are not everywhere alike.
 `LOSES_AT_MOST` is the assumption that `high_all` needs instead; `debias` assumes that all groups
-lose the same share.
+lose the same share: of all rows ("global"), or of rows in groups that their unit does not count in
+("groups"). The latter depends on how many groups units have, the rest on who comes back to a group,
+which differs far more from group to group.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from dpstream.compiled import compiled
 from dpstream.errors import StateError
 from dpstream.group_by.bounding import FIRST, KeepMask, UnitBucket
 from dpstream.group_by.groups import LARGEST_SUM, TOO_LARGE, GroupBucket
-from dpstream.group_by.hash_tables import HashTable
+from dpstream.group_by.hash_tables import HashTable, find_known
 from dpstream.group_by.key_selection import select_keys
 from dpstream.group_by.perturb import perturb
 from dpstream.privacy.query_spend import NoiseStream
@@ -38,6 +40,7 @@ LOSES_AT_MOST = 3
 """Times the share that all groups lose together: what `high_all` assumes of each group."""
 _PRESENT = 4  # standard deviations from 0, before rows are believed to be there
 _PRECISE = 0.1  # the largest relative deviation of a share that `debias` divides by
+_FULL = 4.0  # times the threshold, from which on a key is made up for in full
 _ONE_GROUP: Words = np.zeros((1, 2), np.uint64)
 
 
@@ -74,7 +77,27 @@ def count_totals(
         totals += [
             int(rows.values[some, column].sum()) + middle * len(some) for some in (dropped, kept)
         ]
+    if query.counts_elsewhere:
+        totals.append(_count_elsewhere(query, bucket, window, rows, dropped))
     return np.array(totals, np.int64)
+
+
+def _count_elsewhere(
+    query: Query, bucket: UnitBucket, window: int, rows: Rows, dropped: Integers
+) -> int:
+    """How many dropped rows are of groups that their unit does not count in.
+
+    That stays so: a unit gets into no group later that it did not get into with a row of a step.
+    Where one row of a unit counts in all, bounding does not note in which group, and none is told.
+    """
+    pairs = bucket.windows.get(window)
+    if query.bounds.rows == 1:
+        return 0
+    if pairs is None:
+        return len(dropped)
+    found: Integers = np.empty(len(dropped), np.int64)
+    find_known(pairs.words, pairs.index, _pair_ids(rows, dropped), found)
+    return int((found < 0).sum())
 
 
 def _new_pairs(
@@ -203,6 +226,20 @@ def kept_share(
     )
 
 
+def made_up_powers(units: Reals, threshold: float) -> tuple[Reals, Reals]:
+    """For keys of so many noisy units, the power of the share that they are divided by.
+
+    And how much an error of the units adds to it, in relative terms. A key at the threshold may owe
+    its place to noise, and is then too large already: it is made up for by half, in logarithms.
+
+    >>> [each.round(2).tolist() for each in made_up_powers(np.array([10.0, 40.0, 900.0]), 10)]
+    [[0.5, 1.0, 1.0], [0.36, 0.0, 0.0]]
+    """
+    beyond = np.log(np.maximum(units, 1) / threshold) / math.log(_FULL)
+    powers = np.clip(0.5 + beyond / 2, 0.5, 1.0)
+    return powers, np.where((beyond >= 0) & (beyond < 1), 0.5 / math.log(_FULL), 0.0)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Bias:
     """What the totals of one release say of the rows, and of the values of each sum."""
@@ -211,6 +248,8 @@ class Bias:
     values: dict[Measure, KeptShare]
     beyond: tuple[float, float]
     """Units that lost more rows than count, and the standard deviation of that."""
+    groups: KeptShare
+    """Of the rows, how many are of groups that their unit counts in, where that is measured."""
     is_least: bool
     """Are there such units, as far as noise lets one know? Then more is lost than is said."""
 
@@ -227,8 +266,15 @@ class Bias:
             )
             values[measure] = kept_share(lost, left, deviations)
         beyond, of_beyond = pairs[2]
+        rows = kept_share(pairs[0], pairs[1], deviations)
+        groups = rows
+        if query.counts_elsewhere:
+            whole = max(pairs[0][0], 0) + max(pairs[1][0], 0), math.hypot(pairs[0][1], pairs[1][1])
+            inside = max(whole[0] - max(pairs[-1][0], 0.0), 0.0), whole[1]
+            groups = kept_share(pairs[-1], inside, deviations)
         return cls(
-            rows=kept_share(pairs[0], pairs[1], deviations),
+            rows=rows,
+            groups=groups,
             values=values,
             beyond=(beyond, of_beyond),
             is_least=beyond > deviations * of_beyond,
@@ -238,6 +284,10 @@ class Bias:
         """Of the values that it sums, where they were measured; else of the rows."""
         measure = aggregate.measures(True)[0] if isinstance(aggregate, Sum) else None
         return self.rows if measure is None else self.values.get(measure, self.rows)
+
+    def made_up(self, aggregate: Aggregate, debias: str) -> float | None:
+        """The share that it is divided by; None: it is not known well enough."""
+        return (self.groups if debias == "groups" else self.of_aggregate(aggregate)).divisor
 
     def facts(self, query: Query) -> dict[str, Any]:
         """For the metadata of a release: the share of rows, and all that is known of it."""
@@ -254,5 +304,7 @@ class Bias:
         }
         if query.debias is not None:
             grow = (a for a in query.aggregates if a.grows)
-            facts["debiased"] = [a.name for a in grow if self.of_aggregate(a).divisor is not None]
+            facts["debiased"] = [a.name for a in grow if self.made_up(a, query.debias) is not None]
+        if query.counts_elsewhere:
+            facts["groups"] = self.groups.facts()
         return {"kept_share": self.rows.share, "bias": facts}

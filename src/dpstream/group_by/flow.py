@@ -555,7 +555,9 @@ class Flow:
 
     def totals(self, window: int) -> Totals:
         """The totals of a window, where they are counted."""
-        return self.state.totals.setdefault(window, Totals(self.query.totals))
+        if window not in self.state.totals:
+            self.state.totals[window] = Totals(self.query.totals)
+        return self.state.totals[window]
 
     def histogram(self, window: int) -> Totals:
         """The histograms of the units of a window's period, one after another."""

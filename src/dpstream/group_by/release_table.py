@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from dpstream.errors import StateError
-from dpstream.group_by.bias import Bias
+from dpstream.group_by.bias import Bias, made_up_powers
 from dpstream.group_by.consistent import make_consistent
 from dpstream.query.aggregates import (
     Aggregate,
@@ -55,7 +55,8 @@ def answer_columns(
     nonnegative: bool,
     deviations: float | None = None,
     bias: Bias | None = None,
-    debias: bool = False,
+    debias: str | None = None,
+    powers: tuple[Reals, Reals] | None = None,
     cells: Mapping[str, tuple[Integers, float]] = MappingProxyType({}),
     confidence: float | None = None,
     scales: Mapping[Measure, Fraction] = MappingProxyType({}),
@@ -63,7 +64,8 @@ def answer_columns(
     """Named columns of a release: each aggregate, `<name>_stddev`, and an interval if asked for.
 
     `deviations`: half the width of a confidence interval, in standard deviations. `bias`: what
-    bounding has dropped, where that is measured; with `debias` counts and sums make up for it.
+    bounding has dropped, where that is measured; with `debias` counts and sums make up for it, and
+    with "groups" for what `powers` of that share leave of it.
     `cells`: by aggregate what was read off its noisy cells, and the noise of their last level.
     `scales`: of Laplace noise, where that is what there is: then intervals are of `confidence`.
     """
@@ -90,7 +92,9 @@ def answer_columns(
         if deviations is not None:
             ends = exact or _ends(aggregate, pairs, (values, spread), deviations)
             _, high_of_kept = aggregate.within(*ends, nonnegative)
-        if aggregate.grows and kept is not None and debias:  # by the query alone: it makes reals
+        if aggregate.grows and bias is not None and debias == "groups":
+            values, spread = _groups_made_up(values, spread, bias, powers)
+        elif aggregate.grows and kept is not None and debias:  # by the query alone: it makes reals
             share = kept.divisor or 1.0
             values = values / share
             spread = np.hypot(spread, values * kept.stddev * (kept.divisor is not None)) / share
@@ -105,6 +109,23 @@ def answer_columns(
             lost = kept.lost(is_least=bias.is_least)
             table[f"{name}_high_all"] = aggregate.high_all(high_of_kept, lost)
     return table
+
+
+def _groups_made_up(
+    values: Any, spread: Reals, bias: Bias, powers: tuple[Reals, Reals] | None
+) -> tuple[Any, Reals]:
+    """Counts and sums with what the bound on groups has left out; counts stay whole."""
+    share = bias.groups.divisor
+    if share is None:
+        return values, spread
+    power, steeper = (np.ones(len(values)), 0.0) if powers is None else powers
+    divisors = share**power
+    relative = power * bias.groups.stddev / share
+    more = spread * (1 - math.log(share) * steeper)
+    whole = np.issubdtype(np.asarray(values).dtype, np.integer)
+    made_up = values / divisors
+    spread = np.hypot(more / divisors, made_up * relative)
+    return (np.rint(made_up).astype(np.int64), spread) if whole else (made_up, spread)
 
 
 def _enclosed(
@@ -169,9 +190,12 @@ class ReleaseTables:
         finish: object = query.finish
         if isinstance(finish, LooksBack):
             finish = partial(finish.look_back, window=due.window, earlier=self.earlier)
-        release = self._columns(
-            sums, stddevs, keys, bias, place, finish, plan.scales, bounded.query
-        )
+        powers = None
+        if query.debias == "groups" and not plan.public:
+            threshold = float(plan.thresholds[..., due.release - 1].min())
+            powers = made_up_powers(sums[:, 0].astype(np.float64), threshold)
+        more_of = (plan.scales, bounded.query, powers)
+        release = self._columns(sums, stddevs, keys, bias, place, finish, *more_of)
         if not release.schema.equals(self.schema):
             known, new = (
                 ", ".join(f"{field.name} ({field.type})" for field in schema)
@@ -220,6 +244,7 @@ class ReleaseTables:
         finish: Any,
         scales: Sequence[Fraction],
         bounded: Query | None = None,
+        powers: tuple[Reals, Reals] | None = None,
     ) -> pa.Table:
         """All columns of a table, after the query's own post-processing."""
         query, levels = bounded or self.plan.query, None
@@ -239,7 +264,8 @@ class ReleaseTables:
             nonnegative=query.nonnegative,
             deviations=self.plan.interval,
             bias=bias,
-            debias=query.debias is not None,
+            debias=query.debias,
+            powers=powers,
             cells=self._of_cells(sums, stddevs),
             confidence=query.confidence,
             scales=dict(zip(query.measures, scales, strict=False)),  # those of levels come after

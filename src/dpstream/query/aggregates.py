@@ -43,7 +43,8 @@ class Measure:
     most `hi` (`key_weights.py`). With `power` 2 the squared distance from `middle` is summed, less
     the middle of its own range; with 0, 1 for a value and 0 for NULL. "leaf", "level":
     `quantiles.py`. Of a window as a whole: "kept" and "dropped" rows, or with a column their
-    values, and units "beyond" the dropped rows that count. "clamped": of each unit what `of_unit`
+    values, units "beyond" the dropped rows that count, and dropped rows of groups that their unit
+    is not in, "elsewhere". "clamped": of each unit what `of_unit`
     says of its rows, within [lo, hi]. "distinct": values, of
     which each unit brings at most `hi`.
     """
@@ -56,6 +57,7 @@ class Measure:
         "kept",
         "dropped",
         "beyond",
+        "elsewhere",
         "clamped",
         "distinct",
         "leaf",

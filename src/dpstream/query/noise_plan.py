@@ -250,7 +250,8 @@ class NoisePlan:
 
     def _rows_of_total(self, measure: Measure) -> int:
         """How many rows of one unit count in a total, over all windows."""
-        known = {"dropped": self.query.most_dropped, "kept": self.query.bounds.rows, "beyond": 1}
+        most = self.query.most_dropped
+        known = {"dropped": most, "elsewhere": most, "kept": self.query.bounds.rows, "beyond": 1}
         return known[measure.kind]
 
     @property
@@ -722,7 +723,8 @@ def plan_query(query: Query, counters: str | None = None) -> NoisePlan:
     query = given = _with_noise(_with_mechanisms(query, kept), kept)
     while True:
         plan = NoisePlan(query, kept=kept)
-        spared = query.totals and not query.debias and query.max_dropped_rows is None
+        made_up = query.debias and "debias" not in query.planned
+        spared = query.totals and not made_up and query.max_dropped_rows is None
         try:
             error = plan.error
         except InvalidParameter as problem:
@@ -731,12 +733,12 @@ def plan_query(query: Query, counters: str | None = None) -> NoisePlan:
                 if not spared:
                     more = ", or fewer leaves" if query.levels else ""
                     raise InvalidParameter(f"the query {query.name!r}: {problem}{more}") from None
-                coarser = replace(given, report_bias=False)
+                coarser = replace(given, report_bias=False, debias=None)
             query = coarser
         else:
             if not spared or error.xi <= query.epsilon * ROUNDING_SHARE / 10:
                 return plan
-            query = _fewer_candidates(query) or replace(given, report_bias=False)
+            query = _fewer_candidates(query) or replace(given, report_bias=False, debias=None)
 
 
 def _refuse_mixed_periods(query: Query) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -59,6 +59,7 @@ from dpstream.query.period_bounds import (
 from dpstream.query.public_tables import NeedsTables
 from dpstream.query.quantiles import Cells, Level, cells_of
 from dpstream.query.row_spec import Finish, Prepare, RowSpec
+from dpstream.query.settings import USUAL_GROUPS, part_of_last
 from dpstream.query.shared_noise import shares_by_itself, why_not_shared
 from dpstream.query.windows import Duration, Instant, Tumble
 from dpstream.records import Integers
@@ -73,7 +74,9 @@ _KEYS = """
 _OF_BIAS = Fraction(1, 50)  # of the budget: totals of a window are large beside their noise
 _USUALLY_KEPT = Fraction(9, 10)  # of the rows; whatever it is, sound
 _OF_BEYOND = Fraction(1, 5)  # of what is spent on rows
+_TIMES_KEPT = 4  # the same of rows kept, where what is dropped is made up for
 _FEWEST_DROPPED = 4  # rows that count of a unit of which few are kept
+_USUAL_LAST = Fraction(1, 4)  # of the budget, for a window's last release, beside a given bound
 MOST_REMEMBERED = 1_000_000
 """Keys of earlier windows that are remembered, if nobody says how many."""
 
@@ -110,13 +113,16 @@ class Query(RowSpec, identity="query", keys=_KEYS):
     `report_bias`: measure, with 2% of the budget, what share of the rows and of the values summed
     the bounds have dropped; of each unit at most `max_dropped_rows` dropped rows count (default:
     twice as many as are kept, and at least 4). `debias="global"` makes up for that share in counts
-    and sums. `remember_keys`: a key that an earlier window has shown needs no threshold in the next
-    ones; a number says how many are remembered at most (True: a million). `max_groups_contributed`
-    may be "auto", as if none is given: each period gets the bound that noisy histograms of earlier
-    periods, which take 2% of the budget, speak for; so may `max_rows_per_group`, and the clamps of
-    sums. `weighted_keys`: of keys that are published
-    alone, a unit with few of them counts more in each; what a unit counts in all asks for the noise
-    of one key.
+    and sums; "groups" makes up for the groups that the bounds leave out alone, in whole counts, and
+    by half where a key is close to the threshold. `remember_keys`: a key that an earlier window has
+    shown needs no threshold in the next ones; a number says how many are remembered at most (True:
+    a million). `max_groups_contributed` may be "auto", as if none is given: each period gets the
+    bound that noisy histograms of earlier periods, which take 2% of the budget, speak for, and
+    units for ever get 16 groups; `max_rows_per_group` and the clamps of sums may be "auto", too.
+    Where the bound on groups is not given, `last_budget` and `debias` are chosen with it, from
+    public facts alone (`settings.py`); beside a given bound they are 1/4 and None. `planned` names
+    what nobody gave. `weighted_keys`: of keys that are published alone, a unit with few of them
+    counts more in each; what a unit counts in all asks for the noise of one key.
     `correlated_noise`: of public groups in a window that holds all rows of a unit, counts and sums
     from 0 on get noise that the groups have partly alike, in its last release: less for each, and
     more for what is added up over them (None: where it is less, and nothing is computed from them).
@@ -144,10 +150,10 @@ class Query(RowSpec, identity="query", keys=_KEYS):
     pre_threshold: int | None = None
     selection_share: Fraction = Fraction(1, 2)
     last_share: Fraction | None = Fraction(1, 2)
-    last_budget: Fraction | None = Fraction(1, 4)
+    last_budget: Fraction | None = cast("Fraction", AUTO)
     weights: tuple[tuple[str, Fraction], ...] = ()
     confidence: float | None = None
-    debias: Literal["global"] | None = None
+    debias: Literal["global", "groups"] | None = cast("None", AUTO)
     report_bias: bool = True
     max_dropped_rows: int | None = None
     min_change: float | None = None
@@ -158,6 +164,7 @@ class Query(RowSpec, identity="query", keys=_KEYS):
     weighted_keys: bool = False
     grouping_sets: tuple[tuple[str, ...], ...] = ()
     grouping_set_weights: tuple[Fraction, ...] = ()
+    planned: tuple[str, ...] = field(default=(), repr=False, compare=False)
 
     if TYPE_CHECKING:  # what may be given; the fields above are what becomes of it
 
@@ -194,10 +201,10 @@ class Query(RowSpec, identity="query", keys=_KEYS):
             pre_threshold: int | None = None,
             selection_share: Amount = ...,
             last_share: Amount | None = ...,
-            last_budget: Amount | None = ...,
+            last_budget: Amount | Literal["auto"] | None = "auto",
             weights: Mapping[str, Amount] | Sequence[tuple[str, Amount]] = (),
             confidence: float | None = None,
-            debias: Literal["global"] | None = None,
+            debias: Literal["auto", "global", "groups"] | None = "auto",
             report_bias: bool = True,
             max_dropped_rows: int | None = None,
             min_change: float | None = None,
@@ -208,6 +215,7 @@ class Query(RowSpec, identity="query", keys=_KEYS):
             weighted_keys: bool = False,
             grouping_sets: Iterable[Iterable[str]] = (),
             grouping_set_weights: Sequence[Amount] = (),
+            planned: tuple[str, ...] = (),
             column_types: Mapping[str, object] | Sequence[tuple[str, object]] = (),
             max_key_bytes: int = 4096,
             max_ahead: Duration = ...,
@@ -217,6 +225,7 @@ class Query(RowSpec, identity="query", keys=_KEYS):
 
     def __post_init__(self) -> None:
         put = partial(object.__setattr__, self)
+        open_settings = self._open_settings()
         for name in ("epsilon", "delta", "selection_share", "last_share", "last_budget"):
             if getattr(self, name) is None and name.startswith("last_"):
                 continue
@@ -230,6 +239,8 @@ class Query(RowSpec, identity="query", keys=_KEYS):
         if self.strategy == "sqlp":
             put("last_budget", None)  # its trees measure every step alike
         put("aggregates", tuple(self.aggregates))
+        if "max_groups_contributed" in open_settings and self._has_one_bound:
+            put("max_groups_contributed", USUAL_GROUPS)
         most_of = {"max_groups_contributed": HALF_OCTAVES[-1], "max_rows_per_group": MOST_ROWS}
         for name, largest in most_of.items():
             given: Any = getattr(self, name)
@@ -254,6 +265,7 @@ class Query(RowSpec, identity="query", keys=_KEYS):
             put("max_dropped_rows", whole(self.max_dropped_rows, "max_dropped_rows", at_least=1))
         if self.pre_threshold is not None:
             put("pre_threshold", whole(self.pre_threshold, "pre_threshold", at_least=0))
+        self._settle_debias(open_settings)
         self._check_answers()
         put("weights", _exact_weights(self.weights, self.aggregates))
         put("grouping_sets", tuple(self.grouping_sets))
@@ -261,6 +273,7 @@ class Query(RowSpec, identity="query", keys=_KEYS):
         put("grouping_sets", checked_sets(self.keys, self.grouping_sets))
         weights = checked_weights(self.grouping_sets, self.grouping_set_weights)
         put("grouping_set_weights", weights)
+        self._settle_last_budget(open_settings)
         self._check_pure()
         put("weighted_keys", bool(self.weighted_keys))
         if self.weighted_keys:
@@ -274,6 +287,48 @@ class Query(RowSpec, identity="query", keys=_KEYS):
             self._check_choices()
         if self.correlated_noise and (reason := why_not_shared(self)):
             raise InvalidParameter(f"correlated_noise in the query {self.name!r} {reason}")
+
+    def _open_settings(self) -> set[str]:
+        """The settings that nobody gave; what can be any number has its usual one meanwhile."""
+        names = ("max_groups_contributed", "last_budget", "debias")
+        found = {name for name in names if getattr(self, name) == AUTO}
+        usual = {"last_budget": _USUAL_LAST, "debias": None}
+        for name in found & usual.keys():
+            object.__setattr__(self, name, usual[name])
+        return found
+
+    @property
+    def _has_one_bound(self) -> bool:
+        """Do all of a unit's rows count under one bound, that of a unit for ever?
+
+        So do those of a unit in a query without windows. Where noise grows with the bound itself,
+        or the bound follows from what is asked, it is given.
+        """
+        usual = self.strategy == "latched" and not self.grouping_sets and self.per_unit is None
+        once = self.window is None or self.privacy_unit_period == "forever"
+        return usual and once and self.delta != 0 and not self.weighted_keys
+
+    def _settle_debias(self, open_settings: set[str]) -> None:
+        """Make up for groups that are left out where nobody gave the bound, nor how.
+
+        Not where columns are computed: those of one release would share the error of its share.
+        """
+        if "max_groups_contributed" not in open_settings:
+            return
+        object.__setattr__(self, "planned", ("max_groups_contributed",))
+        grows = any(each.grows for each in self.aggregates if isinstance(each, Count | Sum))
+        usual = grows and not self.grouping_sets and not self.pure and self.strategy == "latched"
+        computes = bool(self.finish is not None and self.finish.computed)
+        if "debias" in open_settings and usual and self.report_bias and not computes:
+            object.__setattr__(self, "debias", "groups")
+            object.__setattr__(self, "planned", (*self.planned, "debias"))
+
+    def _settle_last_budget(self, open_settings: set[str]) -> None:
+        """Choose what measures a window's last release once more, likewise."""
+        if {"max_groups_contributed", "last_budget"} <= open_settings and not self.in_rounds:
+            releases = max(self.starting(0).schedule.lengths)
+            object.__setattr__(self, "last_budget", part_of_last(releases))
+            object.__setattr__(self, "planned", (*self.planned, "last_budget"))
 
     def _check_answers(self) -> None:
         """Refuse aggregates and ways to show them that have no meaning."""
@@ -294,8 +349,10 @@ class Query(RowSpec, identity="query", keys=_KEYS):
             raise InvalidParameter(
                 f"confidence must lie between 0 and 1, such as 0.95; got {self.confidence}"
             )
-        if self.debias not in (None, "global"):
-            raise InvalidParameter(f"debias must be 'global' or None; got {self.debias!r}")
+        if self.debias not in (None, "global", "groups"):
+            raise InvalidParameter(
+                f"debias must be 'global', 'groups' or None; got {self.debias!r}"
+            )
         if not self.report_bias and (self.debias or self.max_dropped_rows is not None):
             name = "debias" if self.debias else "max_dropped_rows"
             raise InvalidParameter(
@@ -433,12 +490,6 @@ class Query(RowSpec, identity="query", keys=_KEYS):
         if not self.choose_groups:
             what = "max_rows_per_group" if self.choose_rows else f"the clamps of {self._open[0]!r}"
             given = f"AUTO for {what} in the query {self.name!r}"
-        if self.window is None or self.privacy_unit_period == "forever":
-            raise InvalidParameter(
-                f"{given} needs windows and a privacy_unit_period, which each have a bound of "
-                "their own, chosen by what was published of earlier periods; a unit for ever has "
-                "one bound for good: give a number (`dpstream bounds` proposes one, paid for)"
-            )
         for name, wrong in {
             "delta": self.pure,
             "strategy = 'sqlp'": self.strategy == "sqlp",
@@ -448,6 +499,12 @@ class Query(RowSpec, identity="query", keys=_KEYS):
             if wrong:
                 what = "a query without a delta" if name == "delta" else name
                 raise InvalidParameter(f"{given} does not go with {what}; give a number")
+        if self.window is None or self.privacy_unit_period == "forever":
+            raise InvalidParameter(
+                f"{given} needs windows and a privacy_unit_period, which each have a bound of "
+                "their own, chosen by what was published of earlier periods; a unit for ever has "
+                "one bound for good: give a number (`dpstream bounds` proposes one, paid for)"
+            )
         known = (Count, CountUnits, Sum, Avg, AvgOfValues)
         for each in self.aggregates if self.choose_rows or self.choose_clamps else ():
             if type(each) not in known:
@@ -821,7 +878,16 @@ class Query(RowSpec, identity="query", keys=_KEYS):
             return ()
         rows = Measure(kind="dropped"), Measure(kind="kept"), Measure(kind="beyond")
         pairs = ((replace(m, kind="dropped"), replace(m, kind="kept")) for m in self.summed)
-        return *rows, *(total for pair in pairs for total in pair)
+        elsewhere = (Measure(kind="elsewhere"),) if self.counts_elsewhere else ()
+        return *rows, *(total for pair in pairs for total in pair), *elsewhere
+
+    @property
+    def counts_elsewhere(self) -> bool:
+        """Are dropped rows of groups that their unit does not count in told from the others?
+
+        Where units in groups are counted all of them are such.
+        """
+        return self.debias == "groups" and not self.counts_units
 
     @cached_property
     def summed(self) -> tuple[Measure, ...]:
@@ -845,7 +911,8 @@ class Query(RowSpec, identity="query", keys=_KEYS):
     @property
     def most_dropped(self) -> int:
         """How many dropped rows of a unit count, over all windows."""
-        usual = max(2 * self.bounds.rows, _FEWEST_DROPPED)
+        times = _TIMES_KEPT if self.debias == "groups" else 2
+        usual = max(times * self.bounds.rows, _FEWEST_DROPPED)
         return usual if self.max_dropped_rows is None else self.max_dropped_rows
 
     @property
@@ -913,6 +980,9 @@ class Query(RowSpec, identity="query", keys=_KEYS):
         pair = [dropped / (dropped + kept), kept / (dropped + kept)]
         sums = len(self.summed)
         parts = [*(part * (1 - _OF_BEYOND) for part in pair), _OF_BEYOND, *(pair * sums)]
+        if self.counts_elsewhere:  # what is made up for is as sure as what is told
+            parts[0] /= 2
+            parts.append(parts[0])
         return [part / (1 + sums) for part in parts]
 
     def written(self) -> dict[str, Any]:

@@ -24,6 +24,8 @@ _NUMBER = re.compile(
 )
 _SIMPLE = r"^[ \t\n\v\f\r]*(-?(?:0|[1-9][0-9]*))(?:\.0+|(\.[0-9]*[1-9])0*)?[ \t\n\v\f\r]*$"
 """Without an exponent: the number is what is left without spaces and zeros at its end."""
+_LAST_OF_NUMBERS = ord("9")
+"""A number begins with white space, a minus or a digit: no byte of these is larger."""
 _MOST_DIGITS = 1000  # of an exponent; what has more stays as it was written
 
 
@@ -102,8 +104,10 @@ def _find_odd(data: Any, offsets: Any, odd: Any) -> bool:
     """Mark every cell that may be a number in another than its one spelling."""
     some = False
     for i in range(len(odd)):
-        odd[i] = _is_odd(data, offsets[i], offsets[i + 1])
-        some |= odd[i]
+        start, stop = np.uint64(offsets[i]), np.uint64(offsets[i + 1])
+        if start < stop and data[start] <= _LAST_OF_NUMBERS:  # else looking at it costs more
+            odd[i] = _is_odd(data, offsets[i], offsets[i + 1])
+            some |= odd[i]
     return some
 
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 from enum import StrEnum
 from functools import partial
 from threading import RLock
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -53,6 +53,7 @@ from dpstream.rows.row_ids import RowIds, column_ids
 
 Codes = npt.NDArray[np.uint8]
 """By row: one more than the place of its `Reason`; 0 for a row that can be used."""
+T = TypeVar("T")
 Once = Callable[..., Any]
 """once(*what, make=make): what `make` returns, or has returned under this name."""
 
@@ -278,7 +279,9 @@ class RowReader:
         """Rows whose key is listed, if keys are: others go before anything is bounded."""
         if self.query.public_groups is None:
             return columns
-        known = self._is_public(columns["groups"])
+        known = columns.pop("known", None)
+        if known is None:
+            known = self._is_public(columns["groups"])
         rejects.other_keys += int((~known).sum())
         return _filtered(columns, known)
 
@@ -334,14 +337,17 @@ class RowReader:
             if bad.any() or table[name].num_chunks != 1 or table[name].type != column.type:
                 table = table.set_column(table.column_names.index(name), name, column)
                 flag(reasons, Reason.NOT_UTF8, bad)
-        units = self._typed(table, query.privacy_unit_column, reasons)
-        flag(reasons, Reason.MISSING_UNIT, missing(units))
+        unit = query.privacy_unit_column
+        of_unit = ("unit", unit, str(self.types[unit]))
+        units = _flagged(reasons, once, of_unit, partial(self._units, table))
         moments, arrivals = self._times(table, reasons, once)
         if query.per_unit is not None:
             keys, values = self._held(table, query.per_unit, reasons), moments[:, None]
         else:
             values = self._values(table, reasons, once)
-            keys = self._keys(table, reasons)
+            kinds = tuple(str(self.types[name]) for name in query.keys)
+            of_keys = ("keys", unit, query.keys, kinds, query.max_key_bytes)
+            keys = _flagged(reasons, once, of_keys, partial(self._keys, table))
         if arrived is None:
             steps = stepwise(query.schedule.step_of, arrivals)
             if arrivals is not moments:
@@ -359,6 +365,12 @@ class RowReader:
             "steps": steps,
             "values": values,
         }
+
+    def _units(self, table: pa.Table, reasons: Codes) -> pa.Array:
+        """The column that names the units; where it does not is marked."""
+        units = self._typed(table, self.query.privacy_unit_column, reasons)
+        flag(reasons, Reason.MISSING_UNIT, missing(units))
+        return units
 
     def _keys(self, table: pa.Table, reasons: Codes) -> pa.Table:
         """The columns to group by; what cannot be a key is marked."""
@@ -396,7 +408,12 @@ class RowReader:
         kinds = [str(kind) for kind in keys.schema.types]
         of_keys = partial(ids.groups, keys, len(table))
         of = ("groups", ids.common, tuple(keys.column_names), tuple(kinds))
-        return {"names": names, "groups": once(*of, make=of_keys)}
+        groups = once(*of, make=of_keys)
+        if self.query.public_groups is None:
+            return {"names": names, "groups": groups}
+        listed = self.public_ids().tobytes()
+        known = once("listed", *of, listed, make=partial(self._is_public, groups))
+        return {"names": names, "groups": groups, "known": known}
 
     def _in_every_window(self, columns: dict[str, Any], rejects: RejectedRows) -> dict[str, Any]:
         """Once for each window of a row that is not over; the row's own step stays."""
@@ -556,6 +573,19 @@ class RowReader:
                 numbers.append(values)
             columns.append(measure.on_grid(*numbers))
         return np.stack(columns, axis=1) if columns else np.zeros((len(table), 0), np.int64)
+
+
+def _flagged(reasons: Codes, once: Once, what: tuple[Any, ...], read: Callable[[Codes], T]) -> T:
+    """What `read` makes of a batch, which marks rows, for all queries that ask for the same."""
+
+    def make() -> tuple[T, Codes | None]:
+        own: Codes = np.zeros(len(reasons), np.uint8)
+        return read(own), own if own.any() else None
+
+    column, marked = once(*what, make=make)
+    if marked is not None:
+        np.copyto(reasons, marked, where=reasons == 0)
+    return column  # type: ignore[no-any-return]
 
 
 def _filtered(columns: dict[str, Any], kept: parse.Mask) -> dict[str, Any]:

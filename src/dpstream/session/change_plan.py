@@ -36,6 +36,7 @@ from dpstream.privacy.state.run_directory import About, current_ledger_place, re
 from dpstream.query.book_periods import book_share, book_ticks
 from dpstream.query.noise_plan import plan_query
 from dpstream.query.query import Query
+from dpstream.query.settings import settings_as_begun
 from dpstream.query.shared_noise import noise_as_begun
 from dpstream.session.budget import free_place, refuse_early
 from dpstream.session.changes import Changes, Ending, edit, is_known
@@ -355,7 +356,8 @@ def differences(query: AnyQuery, about: About | None) -> tuple[str, ...]:
 
 def _begun(query: Query, about: About) -> Query:
     """The query from where its run has begun."""
-    query = noise_as_begun(query, about["facts"]).starting(about["notes"]["now"])
+    query = settings_as_begun(noise_as_begun(query, about["facts"]), about["facts"])
+    query = query.starting(about["notes"]["now"])
     first = Beginning(**about["notes"].get("beginning", {})).not_before
     return query if first is None else query.not_before(first)
 

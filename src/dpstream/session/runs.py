@@ -82,11 +82,10 @@ class Runs:
         """Open all; the first that cannot run is refused here, before anything is charged.
 
         >>> import dpstream as dps
-        >>> text = ("SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 2, delta = 1e-6, "
-        ...         "privacy_unit_column = user, max_groups_contributed = 1, "
-        ...         "max_rows_per_group = 1) page, COUNT(*) AS n FROM clicks GROUP BY page")
-        >>> rows = [{"user": f"u{n}", "page": "/home"} for n in range(400)]
-        >>> running = dps.run_all([text, text], source=rows)
+        >>> query = dps.Query(privacy_unit_column="user", keys=["page"], epsilon=2, delta=1e-6,
+        ...                   max_groups_contributed=1)
+        >>> rows = [{"user": "ann", "page": "/home"}]
+        >>> running = dps.run_all([query], source=rows)
         >>> running.open()
         >>> running.close()
         """
@@ -231,11 +230,10 @@ class Runs:
         """Run all to their ends.
 
         >>> import dpstream as dps
-        >>> text = ("SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 2, delta = 1e-6, "
-        ...         "privacy_unit_column = user, max_groups_contributed = 1, "
-        ...         "max_rows_per_group = 1) page, COUNT(*) AS n FROM clicks GROUP BY page")
-        >>> rows = [{"user": f"u{n}", "page": "/home"} for n in range(400)]
-        >>> dps.run_all([text, text], source=rows).finish().failures
+        >>> query = dps.Query(privacy_unit_column="user", keys=["page"], epsilon=2, delta=1e-6,
+        ...                   max_groups_contributed=1)
+        >>> rows = [{"user": "ann", "page": "/home"}]
+        >>> dps.run_all([query], source=rows).finish().failures
         {}
         """
         for _ in self:
@@ -246,12 +244,11 @@ class Runs:
         """Run all to their ends and keep every release in memory, by query.
 
         >>> import dpstream as dps
-        >>> text = ("SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 2, delta = 1e-6, "
-        ...         "privacy_unit_column = user, max_groups_contributed = 1, "
-        ...         "max_rows_per_group = 1) page, COUNT(*) AS n FROM clicks GROUP BY page")
-        >>> rows = [{"user": f"u{n}", "page": "/home"} for n in range(400)]
-        >>> [*dps.run_all([text, text], source=rows).collect()]
-        ['query_1', 'query_2']
+        >>> query = dps.Query(privacy_unit_column="user", keys=["page"], epsilon=2, delta=1e-6,
+        ...                   max_groups_contributed=1)
+        >>> rows = [{"user": "ann", "page": "/home"}]
+        >>> [*dps.run_all([query], source=rows).collect()]
+        ['query']
         """
         tables: dict[str, list[pa.Table]] = {name: [] for name in self.runs}
         for name, table in self:
@@ -262,14 +259,13 @@ class Runs:
         """End all at the next occasion.
 
         >>> import dpstream as dps
-        >>> text = ("SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 2, delta = 1e-6, "
-        ...         "privacy_unit_column = user, max_groups_contributed = 1, "
-        ...         "max_rows_per_group = 1) page, COUNT(*) AS n FROM clicks GROUP BY page")
-        >>> rows = [{"user": f"u{n}", "page": "/home"} for n in range(400)]
-        >>> running = dps.run_all([text, text], source=rows)
+        >>> query = dps.Query(privacy_unit_column="user", keys=["page"], epsilon=2, delta=1e-6,
+        ...                   max_groups_contributed=1)
+        >>> rows = [{"user": "ann", "page": "/home"}]
+        >>> running = dps.run_all([query], source=rows)
         >>> running.stop()
         >>> [len(found) for found in running.collect().values()]
-        [0, 0]
+        [0]
         """
         for run in self.runs.values():
             run.stop()
@@ -279,14 +275,13 @@ class Runs:
 
         >>> import dpstream as dps
         >>> from tempfile import TemporaryDirectory
-        >>> text = ("SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 2, delta = 1e-6, "
-        ...         "privacy_unit_column = user, max_groups_contributed = 1, "
-        ...         "max_rows_per_group = 1) page, COUNT(*) AS n FROM clicks GROUP BY page")
-        >>> rows = [{"user": f"u{n}", "page": "/home"} for n in range(400)]
+        >>> query = dps.Query(privacy_unit_column="user", keys=["page"], epsilon=2, delta=1e-6,
+        ...                   max_groups_contributed=1)
+        >>> rows = [{"user": "ann", "page": "/home"}]
         >>> with TemporaryDirectory() as state:
-        ...     for _ in dps.run_all([text], source=rows, state=state):
+        ...     for _ in dps.run_all([query], source=rows, state=state):
         ...         pass
-        ...     dps.run_all([text], source=rows, state=state).erase_unit("nobody")
+        ...     dps.run_all([query], source=rows, state=state).erase_unit("nobody")
         0
         """
         return sum(run.erase_unit(unit) for run in self.runs.values())
@@ -295,11 +290,10 @@ class Runs:
         """Leave all where they are.
 
         >>> import dpstream as dps
-        >>> text = ("SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 2, delta = 1e-6, "
-        ...         "privacy_unit_column = user, max_groups_contributed = 1, "
-        ...         "max_rows_per_group = 1) page, COUNT(*) AS n FROM clicks GROUP BY page")
-        >>> rows = [{"user": f"u{n}", "page": "/home"} for n in range(400)]
-        >>> dps.run_all([text, text], source=rows).close()  # nothing is read, nothing is charged
+        >>> query = dps.Query(privacy_unit_column="user", keys=["page"], epsilon=2, delta=1e-6,
+        ...                   max_groups_contributed=1)
+        >>> rows = [{"user": "ann", "page": "/home"}]
+        >>> dps.run_all([query], source=rows).close()  # nothing is read, nothing is charged
         """
         with self._changed:
             self._leaving.set()

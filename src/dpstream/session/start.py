@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from dpstream.connectors.dead_letters import DeadLetters
 from dpstream.connectors.files.size_limits import SizeLimits
-from dpstream.connectors.files.source import open_directory
+from dpstream.connectors.files.source import Files, open_directory
 from dpstream.connectors.kafka.on_spark import topic_on_spark
 from dpstream.connectors.registry import OUTPUTS, open_sink, open_source, upsert_specs
 from dpstream.connectors.server_base import ServerOptions, is_object_uri, is_uri
@@ -845,6 +845,7 @@ def _start_on_engine(
         history=sources[1],
         by_clock=live,
         sink=open_sink(sink) if known is None else known,
+        open_files=Files,
         **parts,
     )
 

@@ -221,6 +221,12 @@ def choice_of(*known: str) -> Callable[[Any], str]:
     return given
 
 
+def how_to_debias(name: Any) -> str | None:
+    """What is made up for; 'none': nothing, as if it were not chosen."""
+    given = choice_of("global", "groups", "none")(name)
+    return None if given == "none" else given
+
+
 def minus_one(units: Any) -> Any:
     """A threshold "more than n" for the number in "at least n + 1"."""
     if type(units) is not int:
@@ -264,7 +270,7 @@ OPTIONS = {
     "weights": Option(weights, named),
     "grouping_set_weights": Option(numbers),
     "confidence": Option(lambda node: float(number(node))),
-    "debias": Option(text, choice_of("global")),
+    "debias": Option(text, how_to_debias),
     "report_bias": Option(flag),
     "max_dropped_rows": Option(integer),
     "min_change": Option(lambda node: float(number(node))),

@@ -576,12 +576,14 @@ def named_arguments(call: exp.Expr) -> dict[str, exp.Expr]:
 
 
 def require_group_bound(draft: Draft) -> None:
-    """How many groups a unit may reach: one, or chosen where units have periods, or refused."""
+    """How many groups a unit may reach: one, or what the query chooses, or refused."""
     if draft.series or "max_groups_contributed" in draft.parameters:
         return
     if draft.windowed and draft.parameters.get("privacy_unit_period", "forever") != "forever":
         return
     if (draft.keys or draft.windowed) and not draft.unbounded:
+        if draft.parameters.get("delta") is not None:
+            return  # units for ever have a usual number; `Query` says where there is none
         raise draft.refusal(
             draft.clause,
             "max_groups_contributed is missing: in how many groups (key and window) a unit counts",

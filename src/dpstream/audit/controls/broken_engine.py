@@ -642,9 +642,9 @@ class LostInputLog(LocalRun):
     the data, without noise.
     """
 
-    def _log(self, step: int, slices: StepRows, before: bytes) -> bytes:
-        """Log that a step was taken, and not what it has read."""
-        return super()._log(step, StepRows(1), before)
+    def _log(self, step: int, taken: Sequence[StepRows], *how: Any) -> list[bytes]:
+        """Log that steps were taken, and not what they have read."""
+        return super()._log(step, [StepRows(1) for _ in taken], *how)
 
 
 class LostColumnTypes(LocalRun):

@@ -3,8 +3,8 @@
     s3://bucket/logs/*.parquet?endpoint=http://127.0.0.1:9000
 
 Keys and region come from the variables that each store's own tools read (AWS_ACCESS_KEY_ID,
-AWS_SECRET_ACCESS_KEY, AWS_REGION, AWS_ENDPOINT_URL; GOOGLE_APPLICATION_CREDENTIALS;
-AZURE_STORAGE_ACCOUNT_NAME, AZURE_STORAGE_ACCOUNT_KEY).
+AWS_SECRET_ACCESS_KEY, AWS_REGION, AWS_ENDPOINT_URL; GOOGLE_APPLICATION_CREDENTIALS,
+GOOGLE_BASE_URL; AZURE_STORAGE_ACCOUNT_NAME, AZURE_STORAGE_ACCOUNT_KEY, AZURE_STORAGE_ENDPOINT).
 
 A call is made once, and `ServerAway` says that it may or may not have been done: who writes under
 a condition must look what is there before the next try, and does that by what he has written.
@@ -16,7 +16,7 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,7 +39,11 @@ _PART = 8 << 20  # bytes of an object that are in memory at a time
 _ANSWER, _CONNECT = timedelta(seconds=60), timedelta(seconds=10)
 _CODE, _STATUS = re.compile(r"<Code>(\w+)</Code>"), re.compile(r"status code: (\d+)")
 _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "InvalidBucketName")
-_WRONG_KEY = ("XAdminUserNotFound", "InvalidAccessKeyId", "SignatureDoesNotMatch")
+_WRONG_KEY = (
+    "XAdminUserNotFound", "InvalidAccessKeyId", "SignatureDoesNotMatch", "AuthorizationFailure",
+    "AuthenticationFailed",
+)  # fmt: skip
+_SKEWED = ("RequestTimeTooSkewed", "RequestExpired")
 _LATER = (408, 409, 425, 429)
 """Answers below 500 that mean: not now."""
 _METADATA = ("169.254.169.254", "metadata.google.internal")
@@ -48,6 +52,12 @@ _KEYS = {
     "s3": "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_REGION",
     "gs": "GOOGLE_APPLICATION_CREDENTIALS",
     "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
+}
+
+_ENDPOINTS = {
+    "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"),
+    "gs": ("GOOGLE_BASE_URL",),
+    "az": ("AZURE_STORAGE_ENDPOINT",),
 }
 
 Version = dict[str, str]
@@ -141,11 +151,43 @@ class Bucket:
             except PreconditionError:
                 return None
 
+    def refuse_unfenced(self, what: str) -> None:
+        """Refuse what rests on conditional writes where nobody has seen them hold."""
+        if self.scheme == "gs":
+            raise InvalidParameter(
+                f"{self.where} is for sources alone: {what} rests on conditional writes, and those "
+                "of gs:// could not be tried against a server that has them; use s3:// or az://, a "
+                "directory, or a database"
+            )
+
+    def refuse_read_only(self, key: str) -> None:
+        """Refuse a key that may not write, and a store that heeds no condition; nothing is written.
+
+        The condition of this write cannot be true: no content of an object has such a version.
+        """
+        never = {"e_tag": '"none"', "version": "1"}
+        with self._explained(key):
+            try:
+                self._checked().put(key, b"", mode=never, use_multipart=False)
+            except (PreconditionError, AlreadyExistsError):
+                return
+            except FileNotFoundError as problem:
+                self._refuse_no_bucket(problem)
+                return
+        self.remove([key])
+        raise InvalidInput(
+            f"{self.where}: the store takes the condition of a write (If-Match) and ignores it, so "
+            "two writers could both win; use a store that has conditional writes"
+        )
+
     def remove(self, keys: list[str]) -> None:
         """Remove objects; those that are gone are none."""
         for key in keys:
             with self._explained(key):
-                self._checked().delete(key)
+                try:
+                    self._checked().delete(key)
+                except FileNotFoundError as problem:
+                    self._refuse_no_bucket(problem)
 
     def _opened(self, options: ServerOptions) -> Any:
         kinds: dict[str, Any] = {"s3": S3Store, "gs": GCSStore, "az": AzureStore}
@@ -154,10 +196,11 @@ class Bucket:
             "client_options": {"timeout": _ANSWER, "connect_timeout": _CONNECT},
         }
         endpoint = options.text("endpoint")
-        if endpoint is None and self.scheme == "s3":
-            endpoint = os.environ.get("AWS_ENDPOINT_URL_S3", os.environ.get("AWS_ENDPOINT_URL"))
+        if endpoint is None:
+            variables = (os.environ.get(name) for name in _ENDPOINTS[self.scheme])
+            endpoint = next((one for one in variables if one), None)
         if endpoint is not None:
-            given["endpoint"] = endpoint
+            given["base_url" if self.scheme == "gs" else "endpoint"] = endpoint
             self.place = f"{self.scheme}/{endpoint.partition('://')[2].strip('/')}/{self.name}"
             given["client_options"]["allow_http"] = endpoint.startswith("http://")
         if self.scheme == "s3":
@@ -192,6 +235,11 @@ class Bucket:
             raise self._refused(code)
 
     def _refused(self, code: str) -> DpstreamError:
+        if code in _SKEWED:
+            return InvalidInput(
+                f"{self.where}: the store's clock and that of this machine, where it is "
+                f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, are too far apart ({code}); set it right"
+            )
         return InvalidInput(
             f"{self.where}: the store refuses the key ({code or 'no permission'}); see "
             f"{_KEYS[self.scheme]}, and that this key may list, read and write there"

@@ -218,7 +218,9 @@ def _bucket(options: ServerOptions) -> Bucket:
         raise InvalidParameter(
             f"{options.where} must name a ledger in the bucket, as in s3://bucket/books/clicks"
         )
-    return Bucket(options)
+    bucket = Bucket(options)
+    bucket.refuse_unfenced("a ledger")
+    return bucket
 
 
 def _head_key(bucket: Bucket) -> str:

@@ -24,6 +24,7 @@ class ObjectSink:
 
     def __init__(self, options: ServerOptions) -> None:
         self._bucket, self._retry = Bucket(options), options.retry_policy()
+        self._bucket.refuse_unfenced("a sink")
         path = self._bucket.path
         self._prefix = path if not path or path.endswith("/") else f"{path}/"
         kind = self._prefix.rstrip("/").rpartition(".")[2]
@@ -54,8 +55,12 @@ class ObjectSink:
         """Nothing is held open."""
 
     def check(self, name: str, schema: pa.Schema) -> None:
-        """Refuse columns that the format has not."""
+        """Refuse columns that the format has not, and a bucket that may not be written."""
         ENCODERS[self._suffix](schema.empty_table())
+        try:
+            self._bucket.refuse_read_only(f"{self._marker(name)}.probe")
+        except ServerAway as problem:
+            raise unreachable(self._bucket.where, problem) from None
 
     def fence(self, name: str, run: str) -> None:
         """Refuse a query whose releases here are from another run."""

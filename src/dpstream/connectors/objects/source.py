@@ -61,6 +61,11 @@ class Objects(Files):
         """Take what is there."""
         for one in self._first_look():
             self._known[one.key] = one
+        if not self._known and suffix(Path(self._prefix)) and not self._prefix.endswith("/"):
+            raise InvalidInput(
+                f"there is no object {self._bucket.uri(self._prefix)}; mend its name, or name a "
+                f"prefix, such as {self._bucket.scheme}://{self._bucket.name}/logs/"
+            )
         if not self._known:
             raise InvalidInput(
                 f"{self._bucket.where} names no object that ends in {', '.join(SUFFIXES)}"

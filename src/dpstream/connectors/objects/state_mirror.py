@@ -81,9 +81,13 @@ class StateMirror:
         options = ServerOptions(uri)
         self._bucket, self._retry = Bucket(options), options.retry_policy()
         options.finish()
+        self._bucket.refuse_unfenced("a state")
         name = options.path.strip("/")
         if not name:
-            raise InvalidParameter(f"{options.where} must name a state in the bucket, as in {uri}x")
+            raise InvalidParameter(
+                f"{options.where} must name a state in the bucket, as in "
+                f"{self._bucket.uri('states/pages')}"
+            )
         self.place, self._prefix = options.where, f"{name}/"
         query = uri.partition("?")[2]
         ledger = self._bucket.uri(f"{self._prefix}ledger")

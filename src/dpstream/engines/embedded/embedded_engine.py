@@ -7,7 +7,8 @@ published, the next one's rows are bounded and logged.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from dpstream.engines.embedded.live_reader import Positions
 from dpstream.engines.embedded.snapshots import Snapshots, erase_unit
 from dpstream.engines.embedded.step_rows import LiveInput, RunInput
 from dpstream.engines.query_run import QueryRun
@@ -32,6 +34,7 @@ from dpstream.query.column_types import Types
 from dpstream.telemetry import span
 
 _STEPS_PER_PENDING = 16  # one step in this many may be ahead of what is durable
+_LOGGED_ROWS = 1 << 16  # of steps that are logged together
 
 
 @dataclass(kw_only=True, repr=False, eq=False)
@@ -43,8 +46,13 @@ class LocalRun(QueryRun):
     _snapshots: Snapshots | None = field(init=False, default=None)
     _input: RunInput = field(init=False)
     _chain: bytes = field(init=False, default=START_CHAIN)
+    _ahead: int = field(init=False, default=0)
     _begins: dict[int, bytes] = field(init=False, default_factory=dict)
     """Digests of what windows remember that begin with the step which is published next."""
+    _taken: deque[tuple[StepRows, Future[list[bytes]], int]] = field(
+        init=False, default_factory=deque
+    )
+    """Steps of files that are being logged: rows, and which of the chains of digests is theirs."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -98,9 +106,9 @@ class LocalRun(QueryRun):
         self._bounder = undo.enter_context(ThreadPoolExecutor(1))
         self._logger = undo.enter_context(ThreadPoolExecutor(1))
         # A short run does not run away from who reads it, and may want to stop it.
-        pending = min(MOST_PENDING, (self.query.schedule.steps or 0) // _STEPS_PER_PENDING)
+        self._ahead = min(MOST_PENDING, (self.query.schedule.steps or 0) // _STEPS_PER_PENDING)
         live = self._input.live is not None
-        self._sender = Sender(self.sink, self.query.name, pending, here=live)
+        self._sender = Sender(self.sink, self.query.name, self._ahead, here=live)
         undo.callback(self._sender.close)
         directory = self._storage.directory
         if directory is None:
@@ -136,7 +144,8 @@ class LocalRun(QueryRun):
                     self._flow.aggregate_rows(self._flow.bound_rows(self.steps_done, slices))
                 self._charge()
                 with span("log input"):
-                    self._chain = self._log(self.steps_done, slices, self._chain)
+                    moved = self._input.moved()
+                    (self._chain,) = self._log(self.steps_done, [slices], self._chain, moved)
                 self._publish()
                 tables = self._sender.arrived(all_of_them=True)
             live.note_release(self.steps_done - 1)
@@ -146,11 +155,11 @@ class LocalRun(QueryRun):
         """While a step is published, the next one's rows are bounded and its input is logged."""
         begun = self._begin_step(self.steps_done)
         while begun is not None:
-            rows, logged = begun
+            rows, chains, number = begun
             with span("trigger", query=self.query.name, trigger=self.steps_done):
                 with span("aggregate"):
                     self._flow.aggregate_rows(rows.result())
-                self._chain = logged.result()
+                self._chain = chains.result()[number]
                 ahead = self._may_go_ahead()
                 begun = self._begin_step(self.steps_done + 1) if ahead else None
                 self._publish()
@@ -178,22 +187,46 @@ class LocalRun(QueryRun):
             return False
         if self._saves_at(step) or not self._flow.workers.several:
             return False
-        return self._input.files is None or self._input.files.ready(step)
+        return bool(self._taken) or self._input.ready(step)
 
-    def _begin_step(self, step: int) -> tuple[Future[list[BoundedRows]], Future[bytes]] | None:
+    def _begin_step(
+        self, step: int
+    ) -> tuple[Future[list[BoundedRows]], Future[list[bytes]], int] | None:
         """Begin to bound and to log the rows of a step; None if there is none."""
-        slices = self._read(step)
-        if slices is None:
+        if not self._taken:
+            self._take_steps(step)
+        if not self._taken:
             return None
-        self._charge()
+        slices, chains, number = self._taken.popleft()
         self._begins |= self._flow.begin_windows(step)
-        rows = self._bounder.submit(self._flow.bound_rows, step, slices)
-        return rows, self._logger.submit(self._log, step, slices, self._chain)
+        return self._bounder.submit(self._flow.bound_rows, step, slices), chains, number
 
-    def _log(self, step: int, slices: StepRows, before: bytes) -> bytes:
-        """Make a step's input durable; the chain of digests that it ends."""
-        content = step_content(step, slices.digest())
-        return self._storage.log_steps(step, [content], before, positions=self._input.moved())
+    def _take_steps(self, step: int) -> None:
+        """Read a step, and small ones after it whose rows are here; begin to log all of them.
+
+        They are durable with one sync, and all of them are published before the run stops.
+        """
+        taken: list[StepRows] = []
+        size = 0
+        while (slices := self._read(step + len(taken))) is not None:
+            taken.append(slices)
+            moved = self._input.moved()
+            size += sum(end - first for _, first, end in slices)
+            few = len(taken) < self._ahead and size < _LOGGED_ROWS and moved is None
+            if not few or not self._input.ready(step + len(taken)):
+                break
+        if not taken:
+            return
+        self._charge()
+        chains = self._logger.submit(self._log, step, taken, self._chain, moved)
+        self._taken += [(slices, chains, number) for number, slices in enumerate(taken)]
+
+    def _log(
+        self, step: int, taken: Sequence[StepRows], before: bytes, moved: Positions | None
+    ) -> list[bytes]:
+        """Make the input of steps durable; the chain of digests that each ends."""
+        contents = (step_content(n, rows.digest()) for n, rows in enumerate(taken, start=step))
+        return self._storage.log_steps(step, contents, before, positions=moved)
 
     def _publish(self) -> None:
         """Draw and publish; the sender says when every sink has the tables."""

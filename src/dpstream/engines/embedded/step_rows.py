@@ -161,6 +161,10 @@ class RunInput:
         rows.add(slices)
         return rows
 
+    def ready(self, step: int) -> bool:
+        """Are the rows of a step of files here, so that nobody waits for them?"""
+        return self.files is None or self.files.ready(step)
+
     def save(self) -> dict[str, Any]:
         """How far the live source was read and which files are quarantined, for a snapshot.
 

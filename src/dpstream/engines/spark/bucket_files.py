@@ -273,6 +273,8 @@ class DriverProgress:
     groups: dict[int, list[Stored]] = field(default_factory=dict)
     read: list[str] = field(default_factory=list)
     """Inputs that were read to their end."""
+    listed: list[str] = field(default_factory=list)
+    """The files of a stream, where they are read without it."""
     batch: int = -1
     """The last batch of the stream whose rows wait or have been published."""
     batch_digests: StepDigests = field(default_factory=dict)
@@ -318,7 +320,7 @@ class DriverProgress:
         """Make it the newest one, durably."""
         kept = {name: value for name, value in vars(self).items() if name not in _NOT_KEPT}
         kept["waiting"] = [list(astuple(file)) for file in self.waiting]
-        for name in ("earlier", "remembered", "chosen"):
+        for name in ("earlier", "remembered", "chosen", "listed"):
             if not kept[name]:
                 del kept[name]
         if not self.tables:

@@ -32,7 +32,8 @@ from dpstream.engines.spark.bucket_files import (
     add_digests,
     digests_of,
 )
-from dpstream.engines.spark.jobs import ADAPTIVE, Jobs, Note, plain_session
+from dpstream.engines.spark.frame_files import FrameFiles, files_now, projects_files
+from dpstream.engines.spark.jobs import ADAPTIVE, Gathered, Jobs, Note, OpenFiles, plain_session
 from dpstream.engines.spark.spark_engine import FrameSource, SparkEngine
 from dpstream.engines.table_versions import TableVersions, refreshed_tables
 from dpstream.errors import InvalidParameter, NoiseReuse, StateError
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
 _LOOK = 0.1  # seconds between two looks at a stream that is read to its end
 _STREAM = "the stream"  # among the inputs that were read to their end
 _MOST_SHOWN = 4_000_000  # rows of releases that a job sends to the driver, if it can be foreseen
+_MOST_GATHERED = 4_000_000  # rows of a bucket that a task takes at once: half a gigabyte
 
 
 @dataclass(kw_only=True, repr=False, eq=False)
@@ -62,6 +64,8 @@ class SparkRun(QueryRun):
     source: Any
     """A DataFrame, streaming or not, or one of the connectors' sources."""
     history: Any = None
+    open_files: OpenFiles
+    """How executors open the files of a frame that only projects them."""
     by_clock: bool = False
     """Is the source live?"""
     sink: Any = None
@@ -145,6 +149,7 @@ class SparkRun(QueryRun):
             files=self._files,
             row_keys=RowKeys.of(storage.secret, storage.run),
             run_tag=storage.run_tag,
+            open_files=self.open_files,
         )
         if refreshed_tables(self.query):
             self._versions = TableVersions(self.query, self.folder, self.operator)
@@ -171,21 +176,49 @@ class SparkRun(QueryRun):
 
     def _publish_steps(self) -> Iterator[pa.Table]:
         """Take in what has an end; then publish by the clock, or many steps at once."""
-        for name, source in (("history", self.history), ("source", self.source)):
-            if source is not None and source.bounded:
-                self._intake.take_all(name, source)
-        if self.live:
-            yield from self._by_the_clock()
-            return
-        if _is_stream(self.source) and _STREAM not in self._progress.read:
+        with ExitStack() as shuffles:
+            gathered = self._take_in(shuffles)
+            if self.live:
+                yield from self._by_the_clock()
+                return
+            steps, at_once = self.query.schedule.steps, self.spark.steps_at_once
+            assert steps is not None
+            while self.steps_done < steps and not self.stopped.is_set():
+                end = self._until(min(self.steps_done + at_once, steps))
+                tables = self._publish(end, gathered)
+                shuffles.close()
+                yield from tables
+                shown = max((len(table) for table in tables), default=0)
+                at_once = max(1, min(self.spark.steps_at_once, _MOST_SHOWN // max(shown, 1)))
+
+    def _take_in(self, shuffles: ExitStack) -> Gathered | None:
+        """Read all inputs that have an end; their rows wait in files for their steps.
+
+        The rows of a single input that one job publishes whole need not be written and read once
+        more: they stay in the shuffle that brings them together, and are read anew after a kill.
+        """
+        progress, several = self._progress, {"history": self.history, "source": self.source}
+        inputs = {name: one for name, one in several.items() if one is not None and one.bounded}
+        if not self.live and _is_stream(self.source) and _STREAM not in progress.read:
+            files = self._intake.list_files(self.source.frame)
+            if files is not None:
+                inputs[_STREAM] = files
+        inputs = {name: one for name, one in inputs.items() if name not in progress.read}
+        if len(inputs) == 1 and self._is_one_job():
+            ((name, source),) = inputs.items()
+            return self._intake.gather(name, source, shuffles)
+        for name, source in inputs.items():
+            self._intake.take_all(name, source)
+        if not self.live and _is_stream(self.source) and _STREAM not in progress.read:
             self._read_stream()
-        steps, at_once = self.query.schedule.steps, self.spark.steps_at_once
-        assert steps is not None
-        while self.steps_done < steps and not self.stopped.is_set():
-            tables = self._publish(self._until(min(self.steps_done + at_once, steps)))
-            yield from tables
-            shown = max((len(table) for table in tables), default=0)
-            at_once = max(1, min(self.spark.steps_at_once, _MOST_SHOWN // max(shown, 1)))
+        return None
+
+    def _is_one_job(self) -> bool:
+        """Does the next job publish all steps, of rows that are not read yet?"""
+        steps = self.query.schedule.steps
+        if self.live or steps is None or self._progress.waiting:
+            return False
+        return self._until(min(self.steps_done + self.spark.steps_at_once, steps)) == steps
 
     def _until(self, end: int) -> int:
         """The end of a job that begins now: a window begins with what earlier steps tell."""
@@ -251,7 +284,7 @@ class SparkRun(QueryRun):
             step += 1
         return step
 
-    def _publish(self, end: int) -> list[pa.Table]:
+    def _publish(self, end: int, gathered: Gathered | None = None) -> list[pa.Table]:
         """Log the steps' input, draw, send, and make the new state the current one."""
         progress, schedule = self._progress, self.query.schedule
         spend, directory = self._charge(), self._storage.directory
@@ -265,7 +298,7 @@ class SparkRun(QueryRun):
         contents = (
             step_content(step, progress.digests.get(step, (0, 0))) for step in range(first, end)
         )
-        chain = self._storage.log_steps(progress.step, contents, progress.chain)
+        *_, chain = self._storage.log_steps(progress.step, contents, progress.chain)
         for window, digest in digests.items():
             self._storage.keys.note_content(window, digest)
         spend.begin(end - 1)
@@ -286,6 +319,7 @@ class SparkRun(QueryRun):
             remembered=self._remembered,
             begins=begins,
             chosen=self._chosen,
+            gathered=gathered,
         )
         saved = [note for note in told if "stage" in note]
         self._intake.tell_operator(note for note in told if "chunk" in note)
@@ -348,6 +382,36 @@ class Intake:
         self.progress.read.append(name)
         self.progress.save()
 
+    def list_files(self, frame: DataFrame) -> FrameFiles | None:
+        """The files that a stream has by now, which are read in its place; None if it may have
+        other rows than they. The list stays as it is after a kill."""
+        progress, wanted = self.progress, frame.select(*self.jobs.plan.query.source_columns)
+        if not progress.listed:
+            paths = files_now(wanted) if progress.batch < 0 else None
+            if paths is None:
+                return None
+            progress.listed = paths
+            progress.save()
+        return self.jobs.files_of(wanted, progress.listed)
+
+    def gather(self, name: str, source: Any, shuffles: ExitStack) -> Gathered | None:
+        """Read a bounded input into a shuffle, for a job that publishes all of it.
+
+        None if there is too much of it, or nothing: then its rows wait in files.
+        """
+        progress = self.progress
+        how: dict[str, Any] = {"job": progress.name_job(name.replace(" ", "-")), "where": name}
+        progress.save()  # it is there before anything is logged: without it a log is of a lost run
+        gathered, notes = self.jobs.gather(source, source.partitions(), **how, undo=shuffles)
+        self._tell(notes)
+        progress.read.append(name)
+        if gathered.whole and gathered.most_rows <= _MOST_GATHERED:
+            progress.digests = add_digests([progress.digests, *gathered.digests.values()])
+            return gathered  # nothing is saved: after a kill it is read again
+        self._let_wait(gathered.keep())
+        progress.save()
+        return None
+
     def begin_tables(self, step: int) -> None:
         """Read what tables are due up to a step; the rows that it takes in will meet them."""
         progress, versions = self.progress, self.versions
@@ -377,7 +441,9 @@ class Intake:
 
     def stream(self, source: FrameSource, **trigger: Any) -> StreamingQuery:
         """Begin to read a stream where it was left."""
-        self._stream, wanted = source, source.wanted(self.jobs.plan.query.source_columns)
+        wanted = source.wanted(self.jobs.plan.query.source_columns)
+        of_files = source.messages is None and projects_files(wanted)
+        self._stream = replace(source, of_files=of_files)
         writer = wanted.writeStream.foreachBatch(self._batch)
         writer = writer.option("checkpointLocation", self.checkpoint)
         return writer.trigger(**trigger).start()
@@ -448,14 +514,22 @@ class Intake:
         prepare = self._prepare(arrived, progress.tables)
         how: dict[str, Any] = {"job": job, "where": name, "arrived": arrived, "prepare": prepare}
         notes = self.jobs.take(source, partitions, **how)
+        self._tell(notes)
+        return self._let_wait(notes)
+
+    def _let_wait(self, notes: list[Note]) -> StepDigests:
+        """Name the files of rows that were written, and what is in them."""
+        progress, digests = self.progress, _digests_of(notes)
+        progress.waiting += [Waiting(*note["file"]) for note in notes if "file" in note]
+        progress.digests = add_digests([progress.digests, digests])
+        return digests
+
+    def _tell(self, notes: list[Note]) -> None:
+        """Tell the operator what became of rows and files that are not used."""
         self.tell_operator(note for note in notes if "chunk" in note)
         for note in notes:
             if "quarantined" in note:
                 self.operator.quarantine(note["quarantined"], note["mark"])
-        progress.waiting += [Waiting(*note["file"]) for note in notes if "file" in note]
-        digests = _digests_of(notes)
-        progress.digests = add_digests([progress.digests, digests])
-        return digests
 
     def _prepare(self, arrived: int | None, digests: dict[str, str]) -> Prepare | None:
         """What rows are prepared with that meet these versions; None: the query's own.

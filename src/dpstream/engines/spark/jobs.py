@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
 from dpstream.engines.spark import tasks
-from dpstream.engines.spark.bucket_files import DriverProgress, SharedFiles
+from dpstream.engines.spark.bucket_files import (
+    DriverProgress,
+    SharedFiles,
+    StepDigests,
+    add_digests,
+    digests_of,
+)
+from dpstream.engines.spark.frame_files import FrameFiles, batch_files, frame_files
 from dpstream.engines.spark.shuffle_rows import IN_SPARK, Shape, ids, numbers, unpack_packets
 from dpstream.engines.spark.spark_engine import FrameSource, arrow_schema
 from dpstream.engines.spark.tasks import Keys, PublishTask, ReadTask, ShippedPlan, Task, Work
@@ -35,6 +44,9 @@ _LOG = logging.getLogger("dpstream.spark")
 _TRIES = 5  # of a job that loses executors at bad moments
 _TASKS = 4  # that read files, for each core: a task costs as much as ten thousand rows
 
+T = TypeVar("T")
+OpenFiles = Callable[[Sequence[Path]], Source]
+"""Opens local files as a source."""
 Note = dict[str, Any]
 """What a task tells the driver."""
 
@@ -51,6 +63,11 @@ class Jobs:
     files: SharedFiles
     row_keys: RowKeys = field(repr=False)
     run_tag: str
+    open_files: OpenFiles
+
+    def files_of(self, frame: DataFrame, paths: Sequence[str]) -> FrameFiles:
+        """The files of a frame that only projects them."""
+        return FrameFiles(self.open_files([Path(path) for path in paths]), arrow_schema(frame))
 
     def take(
         self,
@@ -67,23 +84,67 @@ class Jobs:
 
         `prepare`: in place of the query's own, with other versions of its tables.
         """
+        how: dict[str, Any] = {"where": where, "arrived": arrived, "prepare": prepare}
+        frame, task, read = self._reading(source, partitions, job=job, **how)
+        work = tasks.keep_rows if write else tasks.digest_rows
+        with self._doing(task, Keys(rows=self.row_keys)) as done:
+            return _collect(done(work, self._placed(done(read, frame))))[0]
+
+    def gather(
+        self,
+        source: FrameSource | Source,
+        partitions: Sequence[str],
+        *,
+        job: str,
+        where: str,
+        undo: ExitStack,
+    ) -> tuple[Gathered, list[Note]]:
+        """Read the rows of a bounded input into a shuffle, which is there until `undo` is closed.
+
+        Only notes come to the driver: nothing is sent to Python for them.
+        """
+        how: dict[str, Any] = {"where": where, "arrived": None, "prepare": None}
+        frame, task, read = self._reading(source, partitions, job=job, **how)
+        task = replace(task, tells=True)
+        done = undo.enter_context(self._doing(task, Keys(rows=self.row_keys)))
+        placed = once(self._placed(done(read, frame)))
+        told = _collect(placed.where("note is not null"))[0]
+        digests = dict[int, StepDigests]()
+        for bucket, listed in _told(told, "gathered"):
+            digests[bucket] = add_digests([digests.get(bucket, {}), digests_of(listed)])
+        whole = len(set(_told(told, "reaches"))) == self.buckets
+        return Gathered(frame=placed, digests=digests, whole=whole, done=done), told
+
+    def _reading(
+        self,
+        source: FrameSource | Source,
+        partitions: Sequence[str],
+        *,
+        job: str,
+        where: str,
+        arrived: int | None,
+        prepare: Prepare | None,
+    ) -> tuple[DataFrame, ReadTask, Work]:
+        """The rows that a job begins with, and what reads them."""
         plan = self.plan
         if prepare is not None:
             plan = NoisePlan(replace(plan.query, prepare=prepare))
         common = self._common(job, plan) | {"where": where, "arrived": arrived}
-        source.close()  # open files do not travel
         if isinstance(source, FrameSource):
-            frame = source.wanted(self.plan.query.source_columns)
-            task = ReadTask(**common, schema=arrow_schema(frame), messages=source.messages)
-            read = tasks.read_frame
-        else:
-            most = _TASKS * self.session.sparkContext.defaultParallelism
-            size = len(partitions)
-            frame = self.session.range(0, size, 1, max(min(size, most), 1))
-            task = ReadTask(**common, source=source, partitions=tuple(partitions))
-            read = tasks.read_source
-        work = tasks.keep_rows if write else tasks.digest_rows
-        return self._run(frame, task, Keys(rows=self.row_keys), read, work)[0]
+            frame, paths = source.wanted(self.plan.query.source_columns), None
+            if source.messages is None:
+                paths = batch_files(frame) if source.of_files else frame_files(frame)
+            if paths is None:
+                read = ReadTask(**common, schema=arrow_schema(frame), messages=source.messages)
+                return frame, read, tasks.read_frame
+            source = self.files_of(frame, paths)
+            partitions = source.partitions()
+        source.close()  # open files do not travel
+        most = _TASKS * self.session.sparkContext.defaultParallelism
+        size = len(partitions)
+        frame = self.session.range(0, size, 1, max(min(size, most), 1))
+        task = ReadTask(**common, source=source, partitions=tuple(partitions))
+        return frame, task, tasks.read_source
 
     def publish(
         self,
@@ -95,12 +156,13 @@ class Jobs:
         remembered: RememberedKeys,
         begins: Mapping[int, Known],
         chosen: ChosenBounds | None = None,
+        gathered: Gathered | None = None,
     ) -> tuple[list[Publication], list[Note], list[tuple[int, int, bytes]]]:
         """The tables of the steps up to `end`, notes for the driver (the files that hold the new
         state, rows that were not used), and what later windows look at.
 
         `begins`: what windows that begin with the first step remember. `chosen`: the bounds of
-        periods, where they are chosen.
+        periods, where they are chosen. `gathered`: all rows, where none waits in files.
         """
         first, query = progress.step, self.plan.query
         schedule = query.schedule
@@ -118,10 +180,15 @@ class Jobs:
             begins=begins,
             remembered=remembered.of_windows,
             chosen=of_periods,
+            gathered=None if gathered is None else gathered.digests,
         )
-        buckets = self.session.range(0, self.buckets, 1, self.buckets)
-        keys = Keys(rows=self.row_keys, lent=lent)
-        notes, table = self._run(buckets, task, keys, tasks.bound, tasks.publish)
+        with self._doing(task, Keys(rows=self.row_keys, lent=lent)) as done:
+            if gathered is None:
+                buckets = self.session.range(0, self.buckets, 1, self.buckets)
+                rows = done(tasks.bound, buckets)
+            else:
+                rows = done(tasks.bound_gathered, gathered.frame)
+            notes, table = _collect(done(tasks.publish, self._placed(rows)))
         saved = [note for note in notes if "stage" in note]
         places = {(note["stage"], note["bucket"]) for note in saved}
         if not len(saved) == len(places) == 2 * self.buckets:
@@ -163,23 +230,60 @@ class Jobs:
         common = {"types": self.types, "buckets": self.buckets, "files": self.files}
         return common | {"plan": plan, "job": job}
 
-    def _run(
-        self, frame: DataFrame, task: Task, keys: Keys, first: Work, second: Work
-    ) -> tuple[list[Note], pa.Table | None]:
-        """Run a job of two stages; between them rows move to their buckets.
+    def _placed(self, rows: DataFrame) -> DataFrame:
+        """Between two stages rows move to their buckets."""
+        return rows.repartitionById(self.buckets, "bucket")
 
-        What its tasks share is gone from all machines afterwards.
-        """
+    @contextmanager
+    def _doing(self, task: Task, keys: Keys) -> Iterator[Done]:
+        """Does work in tasks; what they share is gone from all machines afterwards."""
         opener, sealed = keys.seal()
         content = tasks.serializer().dumps(replace(task, opener=opener))
         shared = self.session.sparkContext.broadcast(content)
         try:
-            rows = frame.mapInArrow(partial(tasks.run_task, first, shared, sealed), IN_SPARK)
-            placed = rows.repartitionById(self.buckets, "bucket")
-            last = placed.mapInArrow(partial(tasks.run_task, second, shared, sealed), IN_SPARK)
-            return _collect(last)
+            yield lambda work, frame: frame.mapInArrow(
+                partial(tasks.run_task, work, shared, sealed), IN_SPARK
+            )
         finally:
             shared.destroy()
+
+
+Done = Callable[[Work, "DataFrame"], "DataFrame"]
+"""What a stage makes of the rows that come to it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gathered:
+    """All rows of a bounded input, hashed, in a shuffle by bucket of their unit."""
+
+    frame: DataFrame = field(repr=False)
+    digests: dict[int, StepDigests]
+    """By bucket: what was told of its rows."""
+    whole: bool
+    """Does a stage behind it come to every bucket?"""
+    done: Done = field(repr=False)
+
+    @property
+    def most_rows(self) -> int:
+        """Of one bucket."""
+        counts = (sum(n for _, n in steps.values()) for steps in self.digests.values())
+        return max(counts, default=0)
+
+    def keep(self) -> list[Note]:
+        """Write the rows where their steps will find them."""
+        return _collect(self.done(tasks.keep_rows, self.frame))[0]
+
+
+def once(placed: DataFrame) -> DataFrame:
+    """A frame behind the shuffle that `placed` ends with: several jobs share it.
+
+    Spark plans a frame anew for each job that is made of it, and every plan has shuffles of its
+    own; rows of one plan's execution have one.
+    """
+    session, planned = placed.sparkSession, placed._jdf.queryExecution()
+    rows = _run(planned.toRdd)  # with adaptive execution this makes the shuffle, else the next job
+    behind = session._jsparkSession.internalCreateDataFrame(rows, placed._jdf.schema(), False)
+    return type(placed)(behind, session)
 
 
 def _told(notes: Sequence[Note], name: str) -> list[Any]:
@@ -221,11 +325,16 @@ def plain_session(session: SparkSession) -> SparkSession:
 
 
 def _collect(frame: DataFrame) -> tuple[list[Note], pa.Table | None]:
-    """Run it: all notes, and the rows of all packets; an error of ours comes out as itself."""
+    """Run it: all notes, and the rows of all packets."""
+    notes, rows = _run(lambda: unpack_packets(frame.toArrow().to_batches()))
+    return [json.loads(text) for texts in notes.values() for text in texts], rows.get(0)
+
+
+def _run(job: Callable[[], T]) -> T:
+    """Run a job of Spark's; an error of ours comes out as itself."""
     for left in reversed(range(_TRIES)):
         try:
-            notes, rows = unpack_packets(frame.toArrow().to_batches())
-            return [json.loads(text) for texts in notes.values() for text in texts], rows.get(0)
+            return job()
         except Exception as problem:
             if left and tasks.is_passing(problem):
                 _LOG.warning("an executor was lost; the job runs again, with the same result")

@@ -2,11 +2,13 @@
 
 To Spark a packet is one row with one binary column, whatever it holds: shuffles move a few large
 rows instead of many small ones, which Spark would unpack and pack again one by one, and keys may
-have types that Spark does not know. Notes are JSON for who comes next.
+have types that Spark does not know. Numbers travel as what they are above the least one, and the
+key of a group that several rows have travels once. Notes are JSON for who comes next.
 """
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -15,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from dpstream.engines.state_delta import arrow_stream
+from dpstream.group_by.hash_tables import HashTable
 from dpstream.query.query import Query
 from dpstream.records import Integers, Words
 from dpstream.rows.row_batch import Rows
@@ -98,11 +101,13 @@ def _table(columns: dict[str, Any]) -> pa.Table:
     return pa.table({name: one_array(column) for name, column in columns.items()})
 
 
-def packets(parts: Iterable[tuple[int, pa.Table]]) -> Iterator[pa.RecordBatch]:
-    """Tables on their way to buckets."""
+def packets(
+    parts: Iterable[tuple[int, pa.Table]], *, keys_of_groups: bool = False
+) -> Iterator[pa.RecordBatch]:
+    """Tables on their way to buckets. `keys_of_groups`: rows of one group have one key."""
     for bucket, table in parts:
         for first in range(0, len(table), _ROWS):
-            body = arrow_stream(table.slice(first, _ROWS))
+            body = arrow_stream(_slim(table.slice(first, _ROWS), keys_of_groups))
             ends = pa.py_buffer(np.array([0, len(body)], np.int32))
             packed = pa.Array.from_buffers(pa.binary(), 1, [None, ends, body])
             arrays = [pa.array([bucket], pa.int32()), pa.nulls(1, pa.string()), packed]
@@ -126,11 +131,71 @@ def unpack_packets(
         columns = batch["bucket"].to_pylist(), batch["note"].to_pylist(), batch["rows"]
         for bucket, note, rows in zip(*columns, strict=True):
             if note is None:
-                tables[bucket].append(pa.ipc.open_stream(rows.as_buffer()).read_all())
+                tables[bucket].append(_restored(pa.ipc.open_stream(rows.as_buffer()).read_all()))
             else:
                 texts[bucket].append(note)
     joined = {bucket: pa.concat_tables(parts).combine_chunks() for bucket, parts in tables.items()}
     return dict(texts), joined
+
+
+_COLUMNS, _LEAST, _GROUPS = b"columns", b"least", "groups"
+_NARROW = (np.uint8, np.uint16, np.uint32)
+_FEW_GROUPS = 0.75  # of the rows: with more of them their keys are sent as they are
+
+
+def _slim(table: pa.Table, keys_of_groups: bool) -> pa.Table:
+    """The same rows in fewer bytes, for `_restored`.
+
+    A column of whole numbers becomes its least number and what each row has beyond it, in as few
+    bytes as do; one that is the same in all rows becomes nothing. Groups with their keys become
+    numbers of a dictionary, unless nearly every row has a group of its own.
+    """
+    least, columns = dict[str, int](), dict[str, Any]()
+    for name in table.column_names:
+        columns[name] = table[name]
+        if table.schema.field(name).type == pa.int64() and not name.startswith("k"):
+            values = numbers(table, name)
+            low = int(values.min())
+            span = int(values.max()) - low
+            kind = next((kind for kind in _NARROW if span <= np.iinfo(kind).max), None)
+            if kind is not None:
+                least[name] = low
+                columns[name] = (values - low).astype(kind) if span else None
+    if keys_of_groups:
+        known = HashTable()
+        rows = known.rows(ids(table, "group"))
+        if known.used <= _FEW_GROUPS * len(table):
+            first: Integers = np.empty(known.used, np.int64)
+            first[rows[::-1]] = np.arange(len(table))[::-1]
+            names = [name for name in columns if name == "group" or name.startswith("k")]
+            items = [one_array(columns.pop(name).take(pa.array(first))) for name in names]
+            kind = np.uint16 if known.used <= np.iinfo(np.uint16).max else np.uint32
+            groups = pa.StructArray.from_arrays(items, names)
+            columns[_GROUPS] = pa.DictionaryArray.from_arrays(pa.array(rows.astype(kind)), groups)
+    sent = {name: column for name, column in columns.items() if column is not None}
+    about = {_COLUMNS: json.dumps(table.column_names), _LEAST: json.dumps(least)}
+    if not sent:  # a table without columns has no rows
+        return table
+    return _table(sent).replace_schema_metadata(about)
+
+
+def _restored(table: pa.Table) -> pa.Table:
+    """The table that `_slim` was given."""
+    about = table.schema.metadata or {}
+    if _COLUMNS not in about:
+        return table
+    size, columns = len(table), {name: one_array(table[name]) for name in table.column_names}
+    if _GROUPS in columns:
+        coded = columns.pop(_GROUPS)
+        groups = coded.dictionary
+        taken = zip(groups.type, groups.flatten(), strict=True)
+        columns |= {field.name: items.take(coded.indices) for field, items in taken}
+    for name, low in json.loads(about[_LEAST]).items():
+        if name in columns:
+            columns[name] = columns[name].to_numpy().astype(np.int64) + low
+        else:
+            columns[name] = np.full(size, low, np.int64)
+    return _table({name: columns[name] for name in json.loads(about[_COLUMNS])})
 
 
 def by_number(table: pa.Table, column: str) -> Iterator[tuple[int, pa.Table]]:

@@ -111,7 +111,7 @@ class SparkEngine:
                 "the session is made: spark.jars.packages=org.apache.spark:"
                 f"spark-sql-kafka-0-10_2.13:{self.session.version} (docs/howto/kafka-on-spark.md)"
             ) from None
-        return FrameSource(frame.select(*spec.columns), spec)
+        return FrameSource(frame.select(*spec.columns), messages=spec)
 
     def sink(self, spec: Any) -> Any:
         """A function of a DataFrame and its release, such as a `SparkSink`, is Spark's own."""
@@ -125,6 +125,8 @@ class FrameSource:
     """A DataFrame as a run's source, with one partition; its rows are read by Spark."""
 
     frame: DataFrame
+    of_files: bool = False
+    """Is it a batch of a stream that only projects files?"""
     messages: MessageReader | None = None
     """How its rows, which are messages, become those of the source."""
 

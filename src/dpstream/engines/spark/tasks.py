@@ -1,8 +1,9 @@
 """What executors do: take rows in, bound contributions, latch keys, add noise.
 
 A first job reads rows, hashes them, divides them by bucket of the unit, and writes them where they
-wait. A second one publishes steps: stage 1 by bucket of units, stage 2 by bucket of groups. The
-stages themselves are the embedded engine's (`group_by/flow.py`), on the state of one bucket.
+wait, or leaves them in Spark's shuffle if the next job takes all of them. A second one publishes
+steps: stage 1 by bucket of units, stage 2 by bucket of groups. The stages themselves are the
+embedded engine's (`group_by/flow.py`), on the state of one bucket.
 
 Spark wraps whatever a task raises into pages of two languages' stacks. An error of ours travels
 through them as one line of JSON, and comes out with its type and its message.
@@ -17,6 +18,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, field, replace
 from importlib import import_module
+from itertools import pairwise
 from typing import Any, Final
 from zlib import crc32
 
@@ -25,7 +27,13 @@ import pyarrow as pa
 
 from dpstream import errors
 from dpstream.engines.spark import bucket_files
-from dpstream.engines.spark.bucket_files import Chain, SharedFiles, Waiting
+from dpstream.engines.spark.bucket_files import (
+    Chain,
+    SharedFiles,
+    StepDigests,
+    Waiting,
+    add_digests,
+)
 from dpstream.engines.spark.shuffle_rows import (
     Shape,
     by_number,
@@ -37,7 +45,7 @@ from dpstream.engines.spark.shuffle_rows import (
     unpack_packets,
 )
 from dpstream.engines.spark.spark_engine import MessageReader
-from dpstream.errors import DpstreamError, MissingDependency, StateError
+from dpstream.errors import DpstreamError, MissingDependency, NoiseReuse, StateError
 from dpstream.group_by.flow import Flow
 from dpstream.group_by.groups import sum_groups
 from dpstream.group_by.hash_tables import in_buckets
@@ -50,6 +58,7 @@ from dpstream.query.period_bounds import PeriodBounds
 from dpstream.query.schedule import DueRelease
 from dpstream.records import Batch, CheckedSource, Source, Words
 from dpstream.rows.row_batch import RejectedRows, RowKeys, Rows, in_order
+from dpstream.rows.row_ids import multiset_digest
 from dpstream.rows.row_reader import RowReader
 
 _LOG: Final = logging.getLogger("dpstream.spark")
@@ -138,6 +147,8 @@ class ReadTask(Task):
     """How the frame's rows, which are messages, become rows of the query."""
     source: Source | None = None
     partitions: tuple[str, ...] = ()
+    tells: bool = False
+    """Says with its rows what they are, for they stay in the shuffle."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,6 +166,8 @@ class PublishTask(Task):
     """Which keys each open window remembers."""
     chosen: Mapping[int, tuple[PeriodBounds, int]]
     """The bounds of periods that have begun, where they are chosen, and since which period."""
+    gathered: Mapping[int, StepDigests] | None = None
+    """What was logged of each bucket's rows, where they come from a shuffle."""
 
     def flow(self, bucket: int) -> Flow:
         """The stages, with what the driver remembers."""
@@ -276,6 +289,7 @@ def read_frame(task: ReadTask, batches: Batches) -> Batches:
         unused.rejected = [*read.rejected, *unused.rejected]
         size = len(read.table) + len(read.rejected)
         yield from _send_rows(task, rows, f"{where} {number}", unused, size)
+    yield from _end(task)
 
 
 def _gather(batches: Batches, schema: pa.Schema) -> Iterator[pa.Table]:
@@ -313,12 +327,33 @@ def read_source(task: ReadTask, batches: Batches) -> Batches:
             yield from _send_rows(task, rows, name, unused, size)
             position, done = chunk.position, chunk.done
     source.close()
+    yield from _end(task)
 
 
 def _send_rows(task: ReadTask, rows: Rows, chunk: str, unused: RejectedRows, size: int) -> Batches:
-    yield from packets(task.divide(task.source_shape.packed(rows), rows.units))
+    parts = list(task.divide(task.source_shape.packed(rows), rows.units))
+    yield from packets(parts, keys_of_groups=task.plan.query.per_unit is None)
     note = {"chunk": chunk, "read": size, "unused": asdict(unused)}
     yield notes(crc32(chunk.encode()) % task.buckets, [json.dumps(note)])
+    if task.tells:
+        for bucket, table in parts:
+            if len(table):
+                listed = bucket_files.listed_digests(_digests_in(table))
+                yield notes(bucket, [json.dumps({"gathered": [bucket, listed]})])
+
+
+def _digests_in(table: pa.Table) -> StepDigests:
+    """The digest of every step's rows in a table that is sorted by step."""
+    steps, words = numbers(table, "step"), ids(table, "digest")
+    edges = [0, *(np.flatnonzero(np.diff(steps)) + 1).tolist(), len(steps)]
+    return {int(steps[a]): multiset_digest(words[a:b]) for a, b in pairwise(edges)}
+
+
+def _end(task: ReadTask) -> Batches:
+    """A note for each bucket, so that the next stage comes to all of them, with rows or without."""
+    if task.tells:
+        for bucket in range(task.buckets):
+            yield notes(bucket, [json.dumps({"reaches": bucket})])
 
 
 def keep_rows(task: ReadTask, batches: Batches) -> Batches:
@@ -344,18 +379,39 @@ def digest_rows(task: ReadTask, batches: Batches) -> Batches:
 def bound(task: PublishTask, batches: Batches) -> Batches:
     """Stage 1, by bucket of units: keep what fits the bounds, send it to its groups' buckets."""
     for bucket in [int(n) for b in batches for n in b["id"].to_pylist()]:
-        yield from _bound(task, bucket)
+        parts = [
+            bucket_files.load_waiting(task.files, task.source_shape, file, task.first, task.end)
+            for file in task.waiting
+            if file.bucket == bucket
+        ]
+        yield from _bound(task, bucket, parts)
 
 
-def _bound(task: PublishTask, bucket: int) -> Batches:
+def bound_gathered(task: PublishTask, batches: Batches) -> Batches:
+    """The same for rows that come from a shuffle: they must be those that were logged.
+
+    Spark makes a part of a shuffle again if its machine is lost, and the source may be another one
+    by then.
+    """
+    assert task.gathered is not None
+    received, tables = unpack_packets(batches)
+    for bucket in received:
+        table = tables.pop(bucket, None)
+        rows = [] if table is None else [in_order(task.source_shape.rows(table))]
+        found = add_digests(bucket_files.step_digests(one) for one in rows)
+        if found != task.gathered.get(bucket, {}):
+            raise NoiseReuse(
+                "the source gave other rows when a part of it was read again than those that were "
+                "logged; the same noise over other data would reveal the difference, so nothing "
+                "was published; put the source back as it was, and run again"
+            )
+        yield from _bound(task, bucket, rows)
+
+
+def _bound(task: PublishTask, bucket: int, parts: Sequence[Rows]) -> Batches:
     flow = task.flow(bucket)
     chain = task.units.get(bucket, ())
     watermarks = bucket_files.load_segments(task.files, flow, "units", chain)
-    parts = [
-        bucket_files.load_waiting(task.files, task.source_shape, file, task.first, task.end)
-        for file in task.waiting
-        if file.bucket == bucket
-    ]
     totals: list[dict[str, Any]] = []
     of_operator: list[str] = []
 
