@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from dpstream.engines.spark import SparkEngine
-from dpstream.errors import InvalidParameter
+from dpstream.errors import InvalidInput, InvalidParameter
 from tests.cli.test_docs import LOOSE, ROOT
 from tests.servers import kafka_tools as tools
 from tests.support.kill_and_replay import FailAtCall, kill_and_replay, make_folder
@@ -115,12 +115,63 @@ def test_messages_that_retention_took_are_an_error(session, engine, kafka, topic
     assert not list((tmp_path / "out").glob("*.parquet"))
 
 
-def test_an_address_is_refused_with_what_to_do(engine, kafka, topic, tmp_path):
-    with pytest.raises(InvalidParameter) as refused:
-        start(tmp_path, SHORT, source=f"kafka://{kafka.address}/{topic}", engine=engine)
-    assert 'session.readStream.format("kafka")' in str(refused.value)
-    assert f'.option("subscribe", "{topic}")' in str(refused.value)
-    assert (ROOT / "docs" / "howto" / "kafka-on-spark.md").exists()
+def address(kafka, topic, more=""):
+    ends = ",".join(f"{n}:{len(table()) // PARTITIONS + 1}" for n in range(PARTITIONS))
+    return f"kafka://{kafka.address}/{topic}?until={ends}{more}"
+
+
+def by_address(engine, kafka, topic):
+    """Runs on Spark over the topic's address."""
+    source = address(kafka, topic)
+    return replace(
+        group_by(SHORT),
+        prepare=make_folder,
+        start=lambda place: start(place, SHORT, source=source, engine=engine),
+    )
+
+
+def test_an_address_gives_the_releases_of_the_embedded_engine(engine, kafka, topic, tmp_path):
+    """Killed before Spark knows that the topic is read; poison has its place in the letters."""
+    from dpstream.engines.spark.bucket_files import DriverProgress
+
+    expected = embedded(tmp_path / "embedded", kafka, topic)
+    after = kill_and_replay(
+        by_address(engine, kafka, topic),
+        tmp_path / "spark",
+        FailAtCall(DriverProgress, "save"),
+        damage=lambda place: kafka.restart(),
+    )
+
+    assert len(expected) > 5
+    assert after.statuses == [-signal.SIGKILL]
+    assert after.published == expected
+    assert after.charges == 1
+    shown = [[(each["where"], each["reason"]) for each in letters(place)] for place in
+             (after.place, tmp_path / "embedded")]  # fmt: skip
+    assert sorted(shown[0]) == sorted(shown[1])
+    assert len(shown[0]) == PARTITIONS
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ("&registry=http://127.0.0.1:9", "registry is for the embedded engine; on Spark the form"),
+        ("&format=debezium-json", "format=debezium-json is for the embedded engine"),
+        ("&start=latest", "start=latest and until leave nothing to read on Spark"),
+        ("&untill=3", "did you mean 'until'"),
+    ],
+)
+def test_what_an_address_cannot_say_on_spark(engine, kafka, topic, tmp_path, more, words):
+    """Each is refused before anything is charged."""
+    with pytest.raises(InvalidParameter, match=words):
+        start(tmp_path, SHORT, source=address(kafka, topic, more), engine=engine)
+    assert not (tmp_path / "state").exists()
+
+
+def test_an_end_that_has_not_come_is_refused(engine, kafka, topic, tmp_path):
+    """Spark would wait for it, and fail."""
+    with pytest.raises(InvalidInput, match=r"ends at offset .*, before until=99999"):
+        start(tmp_path, SHORT, source=f"kafka://{kafka.address}/{topic}?until=99999", engine=engine)
 
 
 def test_the_page_shows_what_happens(session, kafka, tmp_path, monkeypatch):

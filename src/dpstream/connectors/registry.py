@@ -88,7 +88,7 @@ SOURCES = {
     "kafka": Connector(
         "kafka://127.0.0.1:9092/clicks?format=json",
         "a Kafka topic: JSON, CSV or Arrow messages; changes by Debezium (format=debezium-json); "
-        "with registry= Avro, JSON Schema, Protobuf",
+        "with registry= Avro, JSON Schema, Protobuf; JSON, CSV and Arrow also on Spark",
         "kafka",
         "exactly once: by the topic's id, partition and offset",
     ),
@@ -112,7 +112,7 @@ SOURCES = {
     ),
     "iceberg": Connector(
         "iceberg://local/logs/clicks",
-        "an Iceberg table that grows, snapshot by snapshot",
+        "an Iceberg table that grows, snapshot by snapshot; SQL and REST catalogs",
         "iceberg",
         "exactly once: by the table's id and sequence number",
     ),
@@ -156,7 +156,7 @@ SINKS = {
     ),
     "iceberg": Connector(
         "iceberg://local/releases",
-        "Apache Iceberg, a table for each query",
+        "Apache Iceberg, a table for each query; SQL and REST catalogs",
         "iceberg",
         "exactly once: one commit with a property of the table",
         upsert=True,

@@ -12,6 +12,7 @@ from hashlib import sha256
 from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar, cast
+from urllib.parse import urlencode
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +20,7 @@ import pyarrow as pa
 from dpstream.connectors.dead_letters import DeadLetters
 from dpstream.connectors.files.size_limits import SizeLimits
 from dpstream.connectors.files.source import Files, open_directory
+from dpstream.connectors.kafka.on_spark import topic_on_spark
 from dpstream.connectors.registry import OUTPUTS, open_sink, open_source, upsert_specs
 from dpstream.connectors.server_base import ServerOptions, is_object_uri, is_uri
 from dpstream.connectors.shared import SharedSink, SharedSource, shared_sinks, tell_keys
@@ -491,7 +493,7 @@ def run_all(
     if engine is None:
         views = _views_by_query(asked, feeds, folder, clock, options or EngineOptions())
     else:
-        views = {name: (feeds[name].source, feeds[name].history) for name in names}
+        views = {name: (_address(feeds[name]), feeds[name].history) for name in names}
 
     def begin(query: AnyQuery, *, again: bool = False) -> Run:
         return run(
@@ -827,6 +829,8 @@ def _start_on_engine(
         source = source[query.name] if query.name in source else next(iter(source.values()))
     sources = []
     for spec, growing in ((source, live), (history, False)):
+        if isinstance(spec, str) and spec.startswith("kafka://"):
+            spec = topic_on_spark(spec)
         opened = None if spec is None else engine.source(spec)
         if opened is None and is_uri(spec):
             raise _not_by_one_process(ServerOptions(spec))
@@ -846,18 +850,19 @@ def _start_on_engine(
     )
 
 
+def _address(feed: Feed) -> Any:
+    """What a feed reads, with its options where an address can hold them."""
+    if not is_uri(feed.source) or not feed.options:
+        return feed.source
+    words = {name: str(value) for name, value in feed.options.items()}
+    return f"{feed.source}{'&' if '?' in str(feed.source) else '?'}{urlencode(words)}"
+
+
 def _not_by_one_process(address: ServerOptions) -> InvalidParameter:
     """Connectors read a server from one process, with places of their own in it."""
-    advice = "give the engine a stream of its own"
-    if address.scheme == "kafka":
-        advice += (
-            ': source=session.readStream.format("kafka").option("kafka.bootstrap.servers", '
-            f'"{address.servers}").option("subscribe", "{address.path}").load(), with its value '
-            "parsed by from_json (docs/howto/kafka-on-spark.md)"
-        )
     return InvalidParameter(
-        f"{address.where} is read by one process; {advice}; or use the embedded engine (without "
-        "engine=)"
+        f"{address.where} is read by one process; give the engine a stream of its own; or use the "
+        "embedded engine (without engine=)"
     )
 
 

@@ -97,6 +97,15 @@ class KafkaSource:
         ends = [f"{number}:{both[1]}" for number, both in ranges.items() if both is not None]
         return ",".join(ends) if len(ends) == len(ranges) else ""
 
+    def ends(self) -> dict[int, tuple[int, int]]:
+        """By partition: where `until` says that it ends, and where it ends now."""
+        found = {}
+        for number in self._topic.numbers:
+            end, both = self._ends.get(number, self._ends.get(None)), self._topic.range_of(number)
+            if end is not None:
+                found[number] = (end, 0 if both is None else both[1])
+        return found
+
     def columns(self, partition: str) -> None:
         """Messages declare no types."""
 

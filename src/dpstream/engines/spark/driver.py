@@ -11,7 +11,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -229,7 +229,7 @@ class SparkRun(QueryRun):
 
     def _read_stream(self) -> None:
         """All that a stream has by now: only then is it known which rows a step has."""
-        query = self._intake.stream(self.source.frame, availableNow=True)
+        query = self._intake.stream(self.source, availableNow=True)
         try:
             while query.isActive:
                 if self.stopped.wait(_LOOK):
@@ -246,7 +246,7 @@ class SparkRun(QueryRun):
         overdue = OverdueTriggers(self.clock, self.stopped, self.options.overdue_at_once)
         query = None
         if isinstance(source, FrameSource):
-            query = self._intake.stream(source.frame, processingTime=self.spark.batch_every)
+            query = self._intake.stream(source, processingTime=self.spark.batch_every)
         try:
             while self.steps is None or self.steps_done < self.steps:
                 time = schedule.time_of(self.steps_done)
@@ -372,8 +372,7 @@ class Intake:
     lock: Lock = field(default_factory=Lock)
     """Held while rows are taken in, and while a step is published."""
     failure: BaseException | None = field(init=False, default=None)
-    of_files: bool = field(init=False, default=False)
-    """Does the stream only project files?"""
+    _stream: FrameSource | None = field(init=False, default=None)
 
     def take_all(self, name: str, source: Any) -> None:
         """Read a bounded input, once for all."""
@@ -440,10 +439,11 @@ class Intake:
             for types in first_types(source, self.reader.query.source_columns, partitions):
                 self.reader.learn(types)
 
-    def stream(self, frame: DataFrame, **trigger: Any) -> StreamingQuery:
+    def stream(self, source: FrameSource, **trigger: Any) -> StreamingQuery:
         """Begin to read a stream where it was left."""
-        wanted = frame.select(*self.jobs.plan.query.source_columns)
-        self.of_files = projects_files(wanted)
+        wanted = source.wanted(self.jobs.plan.query.source_columns)
+        of_files = source.messages is None and projects_files(wanted)
+        self._stream = replace(source, of_files=of_files)
         writer = wanted.writeStream.foreachBatch(self._batch)
         writer = writer.option("checkpointLocation", self.checkpoint)
         return writer.trigger(**trigger).start()
@@ -467,6 +467,8 @@ class Intake:
 
     def _one_batch(self, frame: DataFrame, number: int) -> None:
         """A batch of the stream; one that comes again must be what it was."""
+        assert self._stream is not None
+        source = replace(self._stream, frame=frame)
         progress, where = self.progress, f"batch {number}"
         if number < progress.batch:
             raise NoiseReuse(
@@ -476,7 +478,7 @@ class Intake:
         arrived = progress.batch_arrived if number == progress.batch else self.arrival_step()
         if number == progress.batch:
             notes = self.jobs.take(
-                FrameSource(frame, self.of_files),
+                source,
                 [],
                 job="",
                 where=where,
@@ -497,7 +499,7 @@ class Intake:
                 "taken in: the run's progress is older than the stream's checkpoint; restore the "
                 "newest spark.dps, or use a new state directory (a new run, charged anew)"
             )
-        digests = self._take(FrameSource(frame, self.of_files), [], where, arrived)
+        digests = self._take(source, [], where, arrived)
         progress.batch, progress.batch_digests = number, digests
         progress.batch_arrived, progress.batch_tables = arrived, progress.tables
         progress.save()

@@ -131,10 +131,12 @@ class Jobs:
             plan = NoisePlan(replace(plan.query, prepare=prepare))
         common = self._common(job, plan) | {"where": where, "arrived": arrived}
         if isinstance(source, FrameSource):
-            frame = source.frame.select(*self.plan.query.source_columns)
-            paths = batch_files(frame) if source.of_files else frame_files(frame)
+            frame, paths = source.wanted(self.plan.query.source_columns), None
+            if source.messages is None:
+                paths = batch_files(frame) if source.of_files else frame_files(frame)
             if paths is None:
-                return frame, ReadTask(**common, schema=arrow_schema(frame)), tasks.read_frame
+                read = ReadTask(**common, schema=arrow_schema(frame), messages=source.messages)
+                return frame, read, tasks.read_frame
             source = self.files_of(frame, paths)
             partitions = source.partitions()
         source.close()  # open files do not travel

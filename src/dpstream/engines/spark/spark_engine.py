@@ -9,14 +9,14 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from urllib.parse import quote
 
 import pyarrow as pa
 
 from dpstream.engines.collected import release_facts
 from dpstream.errors import InvalidParameter, MissingDependency
-from dpstream.records import Sink
+from dpstream.records import Batch, Columns, Sink
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -24,6 +24,21 @@ if TYPE_CHECKING:
     from dpstream.engines.spark.driver import SparkRun
 
 _OF_FILES = ("parquet", "orc", "json", "csv", "avro", "text", "xml")
+
+
+@runtime_checkable
+class MessageReader(Protocol):
+    """What Spark's reader of a server is told, and how the messages become rows."""
+
+    where: str
+    format: str
+    bounded: bool
+    options: Mapping[str, str]
+    columns: tuple[str, ...]
+    """Of a message."""
+
+    def batch(self, read: pa.Table, columns: Columns) -> Batch:
+        """The rows of some messages, and what is none; called in tasks."""
 
 
 @dataclass(frozen=True)
@@ -60,10 +75,16 @@ class SparkEngine:
         """A run; `dps.run` calls this."""
         from dpstream.engines.spark.driver import SparkRun
 
+        source = facts["source"]
+        if isinstance(source, FrameSource) and source.messages is not None and not source.bounded:
+            facts["by_clock"] = True  # as everywhere: an address that has no end is read live
         return SparkRun(spark=self, **facts)
 
     def source(self, spec: Any) -> Any:
-        """DataFrames are Spark's own; a pipe has only one end, and it is not on an executor."""
+        """DataFrames and topics are read by Spark itself.
+
+        A pipe has only one end, and it is not on an executor.
+        """
         from pyspark.sql import DataFrame
 
         if isinstance(spec, DataFrame):
@@ -73,7 +94,24 @@ class SparkEngine:
                 "standard input cannot be read by executors; write it to files, or use the "
                 "embedded engine"
             )
-        return None
+        return self._messages(spec) if isinstance(spec, MessageReader) else None
+
+    def _messages(self, spec: MessageReader) -> FrameSource:
+        """A server's messages, as Spark's own connector reads them."""
+        from pyspark.errors import AnalysisException
+
+        reader: Any = self.session.read if spec.bounded else self.session.readStream
+        try:
+            frame = reader.format(spec.format).options(**spec.options).load()
+        except AnalysisException as problem:
+            if "DATA_SOURCE" not in str(problem) and "Failed to find" not in str(problem):
+                raise
+            raise MissingDependency(
+                f"{spec.where}: this Spark session has no connector to {spec.format}; name it when "
+                "the session is made: spark.jars.packages=org.apache.spark:"
+                f"spark-sql-kafka-0-10_2.13:{self.session.version} (docs/howto/kafka-on-spark.md)"
+            ) from None
+        return FrameSource(frame.select(*spec.columns), messages=spec)
 
     def sink(self, spec: Any) -> Any:
         """A function of a DataFrame and its release, such as a `SparkSink`, is Spark's own."""
@@ -89,6 +127,8 @@ class FrameSource:
     frame: DataFrame
     of_files: bool = False
     """Is it a batch of a stream that only projects files?"""
+    messages: MessageReader | None = None
+    """How its rows, which are messages, become those of the source."""
 
     @property
     def bounded(self) -> bool:
@@ -99,14 +139,22 @@ class FrameSource:
         """The name is for errors."""
         return ["the DataFrame"]
 
-    def columns(self, partition: str) -> dict[str, pa.DataType]:
-        """The types of the frame's columns."""
+    def columns(self, partition: str) -> dict[str, pa.DataType] | None:
+        """The types of the frame's columns; messages declare none."""
+        if self.messages is not None:
+            return None
         return {column.name: column.type for column in arrow_schema(self.frame)}
 
     def first_rows(self, columns: Sequence[str], most: int) -> pa.Table | None:
-        """Some rows, for a look before anything is charged; None of a frame that streams."""
+        """Some rows, for a look before anything is charged; None of a stream and of messages."""
+        if self.messages is not None:
+            return None
         names = ["`{}`".format(name.replace("`", "``")) for name in columns]
         return self.frame.select(*names).limit(most).toArrow() if self.bounded else None
+
+    def wanted(self, columns: Sequence[str]) -> DataFrame:
+        """What is read for these columns."""
+        return self.frame if self.messages is not None else self.frame.select(*columns)
 
     def close(self) -> None:
         """Nothing is held open."""

@@ -44,6 +44,7 @@ from dpstream.engines.spark.shuffle_rows import (
     packets,
     unpack_packets,
 )
+from dpstream.engines.spark.spark_engine import MessageReader
 from dpstream.errors import DpstreamError, MissingDependency, NoiseReuse, StateError
 from dpstream.group_by.flow import Flow
 from dpstream.group_by.groups import sum_groups
@@ -55,7 +56,7 @@ from dpstream.privacy.state.secret import seal, unseal
 from dpstream.query.noise_plan import NoisePlan, WindowPlan
 from dpstream.query.period_bounds import PeriodBounds
 from dpstream.query.schedule import DueRelease
-from dpstream.records import CheckedSource, Source, Words
+from dpstream.records import Batch, CheckedSource, Source, Words
 from dpstream.rows.row_batch import RejectedRows, RowKeys, Rows, in_order
 from dpstream.rows.row_ids import multiset_digest
 from dpstream.rows.row_reader import RowReader
@@ -142,6 +143,8 @@ class ReadTask(Task):
     where: str
     arrived: int | None
     schema: pa.Schema | None = None
+    messages: MessageReader | None = None
+    """How the frame's rows, which are messages, become rows of the query."""
     source: Source | None = None
     partitions: tuple[str, ...] = ()
     tells: bool = False
@@ -277,9 +280,15 @@ def read_frame(task: ReadTask, batches: Batches) -> Batches:
     """Rows of a frame's partition, hashed, on their way to their units' buckets."""
     where, reader = f"{task.where}, partition {_context().partitionId()}", task.reader()
     assert task.schema is not None
+    columns = task.plan.query.source_columns
     for number, table in enumerate(_gather(batches, task.schema)):
-        rows, unused = reader.read(table, f"{where}, piece {number}", arrived=task.arrived)
-        yield from _send_rows(task, rows, f"{where} {number}", unused, len(table))
+        read = Batch(table=table, position=None, done=True)
+        if task.messages is not None:
+            read = task.messages.batch(table, columns)
+        rows, unused = reader.read(read.table, f"{where}, piece {number}", arrived=task.arrived)
+        unused.rejected = [*read.rejected, *unused.rejected]
+        size = len(read.table) + len(read.rejected)
+        yield from _send_rows(task, rows, f"{where} {number}", unused, size)
     yield from _end(task)
 
 
