@@ -66,6 +66,8 @@ WANTED = {
     "dpi_rows_unbounded",
     "debias_units_not_capped",
     "debias_noise_for_one_row",
+    "debias_groups_not_capped",
+    "debias_groups_noise_for_one_row",
     "sql_unit_enters_again",
     "sql_w_forgotten",
     "book_forked",

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from dpstream.audit.controls.broken_engine import UncappedDroppedRows
+from dpstream.audit.controls.broken_engine import UncappedDroppedRows, UncappedElsewhere
 from dpstream.audit.query_samplers import run_plan
 from dpstream.connectors.testing import ListSink
 from dpstream.counting.noise_scale import streamed_norm
@@ -19,6 +19,7 @@ from dpstream.group_by.flow import Flow
 from dpstream.query.aggregates import Count, CountUnits, Sum, Variance
 from dpstream.query.noise_plan import plan_query
 from dpstream.query.windows import Hop, Tumble
+from dpstream.rows.row_batch import among
 from tests.laws.queries import HOUR, busy, query_of, run_of
 from tests.support.fixed import RUN, SECRET
 
@@ -110,10 +111,11 @@ def test_a_step_may_drop_rows_of_more_units_than_a_table_has_room_for():
     assert exact_totals(query, table)[0].tolist()[:2] == [600, 600]
 
 
-def test_rows_of_groups_that_a_unit_is_not_in_are_told_from_the_others():
+@pytest.mark.parametrize(("groups", "each"), [(2, 3), (1, 3), (1, 1)])
+def test_rows_of_groups_that_a_unit_is_not_in_are_told_from_the_others(groups, each):
     """Of rows that are dropped, those beyond a unit's rows in its groups are not elsewhere."""
     query = query_of(
-        aggregates=SUMS, every="6 hours", max_groups_contributed=2, max_rows_per_group=3,
+        aggregates=SUMS, every="6 hours", max_groups_contributed=groups, max_rows_per_group=each,
         max_dropped_rows=100, debias="groups",
     )  # fmt: skip
     rows = busy(size=2000, users=300)
@@ -159,6 +161,53 @@ def test_one_unit_moves_what_is_elsewhere_by_no_more_than_its_noise_is_for(windo
 
     assert change == query.most_dropped == 4
     assert 0 < np.linalg.norm(moved[:, -1]) <= change
+    both = [pa.concat_tables([others, unit]), others]
+    broken = [exact_totals(query, rows, flow=UncappedElsewhere)[:, -1] for rows in both]
+    assert np.linalg.norm(broken[0] - broken[1]) > change
+
+
+class _GroupsOfAnybody(Flow):
+    """Takes a dropped row for one of a group that its unit is in, if any unit is in it."""
+
+    def count_totals(self, window, period, rows, keep_mask):
+        totals = super().count_totals(window, period, rows, keep_mask)
+        inside = among(rows.groups, rows.groups[keep_mask > 0])
+        totals[-1] = np.count_nonzero(~inside & (keep_mask == 0))
+        return totals
+
+
+@pytest.mark.parametrize("cells", [None, 1], ids=["estimated", "as if all were one unit"])
+@pytest.mark.parametrize("windows", WINDOWS, ids=str)
+@pytest.mark.parametrize("most", [(3, 2, 5), (1, 1, 1)], ids=["several groups", "one row"])
+@pytest.mark.parametrize("aggregates", [(Count("n"),), SUMS], ids=["rows alike", "values"])
+def test_what_a_unit_adds_to_totals_depends_on_its_own_rows_alone(
+    monkeypatch, aggregates, most, windows, cells
+):
+    """The totals with a unit are those without it and those of it alone: whether others are there
+    changes nothing of what it adds, nor it of theirs."""
+    if cells is not None:
+        monkeypatch.setattr(bounding, "estimate_cells", lambda rows: np.zeros(cells, np.uint8))
+    groups, each, whole = most
+    query = query_of(
+        aggregates=aggregates, every=None, window=WINDOWS[windows], max_groups_contributed=groups,
+        max_rows_per_group=each, max_rows_contributed=whole, max_dropped_rows=4, debias="groups",
+        remember_keys=False,
+    )  # fmt: skip
+    rows = busy(size=600, users=50)
+    users = np.array(rows["user"].to_pylist())
+    together = exact_totals(query, rows)
+    seen = 0
+    for user in ("u3", "u7", "u11", "u20"):
+        without, alone = (exact_totals(query, rows.filter(users != user)),
+                          exact_totals(query, rows.filter(users == user)))  # fmt: skip
+        assert (together - without == alone).all()
+        seen += alone[:, -1].sum()
+    assert seen > 0
+    parts = [
+        exact_totals(query, part, flow=_GroupsOfAnybody)
+        for part in (rows, rows.filter(users != "u3"), rows.filter(users == "u3"))
+    ]
+    assert (parts[0] - parts[1] != parts[2]).any()
 
 
 def test_keys_that_owe_nothing_to_chance_are_made_up_for_in_full():
@@ -216,9 +265,10 @@ def test_one_unit_moves_totals_by_no_more_than_their_noise_is_for(windows, hours
     assert broken[0] > change[0]
 
 
-def test_totals_and_measures_together_cost_what_is_charged():
+@pytest.mark.parametrize("debias", [None, "groups"])
+def test_totals_and_measures_together_cost_what_is_charged(debias):
     """Each column's noise has its part of mu^2, 2% are theirs; no more is spent than charged."""
-    plan = plan_query(replace(THREE_ROWS, aggregates=(*SUMS, CountUnits("u"))))
+    plan = plan_query(replace(THREE_ROWS, aggregates=(*SUMS, CountUnits("u")), debias=debias))
     sizes = len(plan.query.measures)
     window, totals = plan.window(4), plan.totals(4)
     norm = streamed_norm(window.process)
@@ -231,7 +281,10 @@ def test_totals_and_measures_together_cost_what_is_charged():
     assert all(part <= share for part, share in zip(spent, plan.shares, strict=True))
     assert 0.999 * whole < sum(spent) <= sum(plan.shares) <= whole
     assert float(sum(plan.shares[sizes:]) / whole) == pytest.approx(0.02)
-    dropped, kept = plan.shares[sizes : sizes + 2]
+    dropped, kept, *_, last = plan.shares[sizes:]
+    if debias == "groups":  # which shares what the rows dropped have
+        assert last == dropped
+        dropped += last
     assert float(dropped / kept) == pytest.approx(9 * 4 / 3)  # s R_d : (1 - s) R at s = 9/10
 
 

@@ -7,7 +7,8 @@ unit changes no draw, no sum and no answer of a group that it is not in. Each ru
 and units of its own, so its outputs are independent of the others' and have the law of a query over
 them alone.
 Where totals of windows are published (debias), all groups of a window share them; a run then is a
-window, with units that renew every window, and what it shows begins with the share of rows kept.
+window, with units that renew every window, and what it shows begins with the share of rows kept
+and the totals themselves.
 
 `SeriesRuns` runs SQL through a time-series mechanism, from the text to the tables. Nothing is
 replaced: the text is compiled, rows are read, one of each unit enters a window, and the mechanism's
@@ -208,6 +209,8 @@ class QueryRuns:
             if plan.query.totals:
                 about = json.loads(publication.table.schema.metadata[b"dpstream"])
                 seen = [about["bias"][name] for name in ("share", "dropped", "units_beyond")]
+                if plan.query.counts_elsewhere:
+                    seen += [about["bias"]["groups"][name] for name in ("share", "dropped")]
                 shown.append(np.full((places, len(seen)), np.array(seen, np.float64)))
             for keys, rows_of_set in tables_of_sets(plan.query, publication.table):
                 many = 1 if keys == "run" else width

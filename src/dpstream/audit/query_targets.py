@@ -31,6 +31,7 @@ from dpstream.audit.controls.broken_engine import (
     NetClamp,
     NoiseBelowReach,
     NoiseForOneDroppedRow,
+    NoiseForOneRowElsewhere,
     OnlyTouchedKeys,
     OwnNoiseOfShared,
     PureNoiseInL2,
@@ -45,6 +46,7 @@ from dpstream.audit.controls.broken_engine import (
     ThresholdWithoutPlusOne,
     TotalsLikeParts,
     UncappedDroppedRows,
+    UncappedElsewhere,
     UnitBySpelling,
     UnitCountedTwice,
     UnitEntersAgain,
@@ -88,6 +90,8 @@ from dpstream.sql_compiler import compile_sql
 EPSILON, DELTA = 2, 0.02
 DROPPED = 8
 OFFERED = DROPPED + 2  # one is kept, and one is beyond those that count
+GROUPS_OFFERED = DROPPED + 9
+"""Of so many groups of a unit eight count, of the others as many as dropped rows may."""
 MATCHES = 4
 """Rows of a table that one row meets."""
 W, SERIES_DELTA = 3, 0.01
@@ -156,6 +160,29 @@ def offering_pair(rows: int, *, others: int = 2) -> Pair:
         unit=((1, 0),) * rows,
         again=20,
     )
+
+
+def elsewhere_pair(rows: int = 1) -> Pair:
+    """A unit with so many rows in each of 17 groups, of which eight count.
+
+    What it moves is all that it may: the counts of eight groups, rows kept and dropped, rows in
+    groups that it is not in, and units beyond. Counts are divided by a power of the share that the
+    last total tells, those of others too: a large group, and one near the threshold.
+    """
+    return unit_pair(
+        f"a unit in {GROUPS_OFFERED} groups, with rows in each: {rows}",
+        others=((0, 0, 400), (1, 0, 30)),
+        unit=tuple((group, 0) for group in range(GROUPS_OFFERED) for _ in range(rows)),
+        again=40,
+    )
+
+
+_GROUPS_FIRST = unit_pair(
+    f"a unit in two groups, and a step later with {OFFERED} rows in one that it does not get into",
+    others=((0, 0, 400), (1, 0, 2)),
+    unit=((0, 0), (1, 0), *((2, 1),) * OFFERED),
+    again=20,
+)
 
 
 def unit_pairs(groups: int, *, again: bool = False) -> tuple[Pair, ...]:
@@ -328,6 +355,23 @@ def _debias(about: str, others: int, **facts: Any) -> Maker:
         QueryRuns(query=debias_query(**facts), groups=2, apart="windows"),
         offering_pair(OFFERED, others=others),
         runs=(1_000, 12_000),
+    )
+
+
+_ELSEWHERE: dict[str, Any] = {
+    "debias": "groups",
+    "max_groups_contributed": GROUPS_OFFERED - DROPPED - 1,
+    "weights": (("bias", 9),),
+}
+
+
+def _debias_groups(about: str, groups: int, *pairs: Pair, **facts: Any) -> Maker:
+    return query_target(
+        "A continual GROUP BY, strategy latched, rows of groups that their unit is not in made up "
+        f"for{about}",
+        QueryRuns(query=debias_query(**_ELSEWHERE | facts), groups=groups, apart="windows"),
+        *pairs,
+        runs=(1_000, 8_000),
     )
 
 
@@ -752,6 +796,17 @@ def query_targets() -> Catalogue:
         ),
         latched_debias=_debias(".", 9),
         latched_debias_public_keys=_debias(", public keys.", 2, public_groups=[0, 1]),
+        latched_debias_groups=_debias_groups(
+            ", by the size of the key.", GROUPS_OFFERED, elsewhere_pair(), elsewhere_pair(2)
+        ),
+        latched_debias_groups_public_keys=_debias_groups(
+            ", public keys, published three times.",
+            3,
+            _GROUPS_FIRST,
+            every="20 minutes",
+            max_groups_contributed=2,
+            public_groups=[0, 1, 2],
+        ),
     )
 
 
@@ -774,6 +829,17 @@ def _debias_control(about: str, rows: int, **how: Any) -> Maker:
         QueryRuns(query=debias_query(public_groups=[0, 1]), groups=2, apart="windows", **how),
         offering_pair(rows),
         runs=(600, 3_000),
+        control=True,
+    )
+
+
+def _elsewhere_control(about: str, pair: Pair, **how: Any) -> Maker:
+    query = debias_query(**_ELSEWHERE, public_groups=list(range(GROUPS_OFFERED)))
+    return query_target(
+        about,
+        QueryRuns(query=query, groups=GROUPS_OFFERED, apart="windows", **how),
+        pair,
+        runs=(1_000, 4_000),
         control=True,
     )
 
@@ -1069,6 +1135,17 @@ def query_controls() -> Catalogue:
             f"Noise on dropped rows for one row of a unit, of which {DROPPED} count.",
             OFFERED,
             plan=NoiseForOneDroppedRow,
+        ),
+        debias_groups_not_capped=_elsewhere_control(
+            "Dropped rows of groups that their unit is not in are counted without a bound.",
+            elsewhere_pair(20),
+            flow=UncappedElsewhere,
+        ),
+        debias_groups_noise_for_one_row=_elsewhere_control(
+            f"Noise on rows of groups that their unit is not in for one row, of which {DROPPED} "
+            "count.",
+            elsewhere_pair(),
+            plan=NoiseForOneRowElsewhere,
         ),
     )
 

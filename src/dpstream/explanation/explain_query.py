@@ -771,8 +771,9 @@ def _memory(query: Query, width: int) -> dict[str, Any]:
     """From the layout of the tables (`group_by`); `width`: numbers of a measure's noise."""
     measures, bounds = len(query.measures), query.bounds
     unit, least, most = row_bytes(2)
-    tables = 1 + (bounds.rows > 1) + query.rounds_of_units
-    pair = row_bytes(bounds.rows_per_group > 1)[0] if bounds.rows > 1 else 0
+    paired = bounds.rows > 1 or bool(query.totals and query.counts_elsewhere)
+    tables = 1 + paired + query.rounds_of_units
+    pair = row_bytes(bounds.rows_per_group > 1)[0] if paired else 0
     if query.totals and query.counts_units:  # pairs that were counted
         tables, pair = tables + 1, pair + row_bytes()[0]
     if query.rounds_of_units:

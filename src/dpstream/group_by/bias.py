@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from dpstream.compiled import compiled
 from dpstream.errors import StateError
-from dpstream.group_by.bounding import FIRST, KeepMask, UnitBucket
+from dpstream.group_by.bounding import FIRST, KeepMask, UnitBucket, pair_table
 from dpstream.group_by.groups import LARGEST_SUM, TOO_LARGE, GroupBucket
 from dpstream.group_by.hash_tables import HashTable, find_known
 from dpstream.group_by.key_selection import select_keys
@@ -78,21 +78,27 @@ def count_totals(
             int(rows.values[some, column].sum()) + middle * len(some) for some in (dropped, kept)
         ]
     if query.counts_elsewhere:
-        totals.append(_count_elsewhere(query, bucket, window, rows, dropped))
+        totals.append(_count_elsewhere(query, bucket, window, rows, kept, dropped))
     return np.array(totals, np.int64)
 
 
 def _count_elsewhere(
-    query: Query, bucket: UnitBucket, window: int, rows: Rows, dropped: Integers
+    query: Query,
+    bucket: UnitBucket,
+    window: int,
+    rows: Rows,
+    kept: Integers,
+    dropped: Integers,
 ) -> int:
     """How many dropped rows are of groups that their unit does not count in.
 
     That stays so: a unit gets into no group later that it did not get into with a row of a step.
-    Where one row of a unit counts in all, bounding does not note in which group, and none is told.
+    Where one row of a unit counts in all, bounding does not note in which group: that is done here.
     """
+    if query.bounds.rows == 1 and len(kept):
+        noted = bucket.windows.setdefault(window, pair_table(bucket.bounds))
+        noted.rows(_pair_ids(rows, kept))
     pairs = bucket.windows.get(window)
-    if query.bounds.rows == 1:
-        return 0
     if pairs is None:
         return len(dropped)
     found: Integers = np.empty(len(dropped), np.int64)

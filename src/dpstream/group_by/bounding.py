@@ -53,7 +53,7 @@ def unit_table() -> HashTable:
 def pair_table(bounds: Bounds) -> HashTable:
     """Units within groups of one window; rows are counted where there may be several.
 
-    It stays empty where a unit has one row in all.
+    It stays empty where a unit has one row in all, unless `bias.py` asks in which group that is.
     """
     return HashTable(1 if bounds.rows_per_group > 1 else 0)
 

@@ -284,6 +284,24 @@ class UncappedDroppedRows(Flow):
         return totals
 
 
+class UncappedElsewhere(Flow):
+    """Counts every dropped row of a group that its unit is not in, however many a unit has.
+
+    True: they move by all rows of a unit, and their noise is for `max_dropped_rows`.
+    """
+
+    def count_totals(
+        self, window: int, period: int, rows: Rows, keep_mask: KeepMask
+    ) -> Integers | None:
+        """All of them, where the rows of a window come in one step."""
+        totals = super().count_totals(window, period, rows, keep_mask)
+        if totals is not None:
+            pairs = rows.units ^ rows.groups[:, ::-1]
+            inside = among(pairs, pairs[keep_mask > 0])
+            totals[-1] = np.count_nonzero(~inside & (keep_mask == 0))
+        return totals
+
+
 @dataclass(frozen=True)
 class NetClamp(SumPerGroup, identity="audit.net_clamp"):
     """Clamps the sum of a unit's rows in a group, in windows that are published again and again.
@@ -302,9 +320,17 @@ class NoiseForOneDroppedRow(NoisePlan):
     True: a factor is missing, so the total's part of mu grows by it.
     """
 
+    KIND = "dropped"
+
     def _sensitivity(self, measure: Measure, names: tuple[str, ...] | None = None) -> Fraction:
         true = super()._sensitivity(measure, names)
-        return true / self.query.most_dropped if measure.kind == "dropped" else true
+        return true / self.query.most_dropped if measure.kind == self.KIND else true
+
+
+class NoiseForOneRowElsewhere(NoiseForOneDroppedRow):
+    """The same of dropped rows in groups that their unit is not in."""
+
+    KIND = "elsewhere"
 
 
 class NoiseBelowReach(NoisePlan):
