@@ -109,6 +109,7 @@ def test_repeated_keys_and_numbers_travel_once():
     assert sizes[0] < 10_000 * (2 * 16 + 2 + 4) + 4000
 
 
+@pytest.mark.spark
 def test_a_shuffle_that_was_made_again_of_other_rows(tmp_path):
     """Logged rows are what noise is drawn for: one that differs, or is missing, stops the job."""
     whole = table()

@@ -159,6 +159,28 @@ def test_no_period_is_in_more_windows_than_is_said(first, zone, size, period, ki
         assert said == (1 if periods.at(first) == start else 2)
 
 
+@pytest.mark.parametrize(
+    ("zone", "first", "minutes"),
+    [
+        ("Europe/Berlin", "2024-11-01", 45),
+        ("Europe/Berlin", "2024-11-01", 40),
+        ("Europe/Berlin", "2025-05-01", 90),
+        ("Australia/Lord_Howe", "2024-11-01", 60),
+    ],
+)
+def test_short_periods_meet_two_months_when_clocks_have_changed(zone, first, minutes):
+    """However long after the start that is."""
+    start = instant(first, "start", zone)
+    schedule = Schedule(start=start, edges=Ticks(origin=start, size=MONTH, zone=zone))
+    origin = instant("1970-01-01", "the first period", zone)
+    periods = Ticks(origin=origin, size=minutes * HOUR // 60, zone=zone)
+    later = np.arange(periods.last_before(start) + 1, periods.last_before(start + 370 * DAY))
+    begins = origin + later * periods.size
+    met = schedule.last_window_of(begins[1:] - 1) - schedule.window_of(begins[:-1]) + 1
+
+    assert met.max() == schedule.windows_of_a_period(periods) == 2
+
+
 @given(schedules())
 def test_last_steps_are_those_of_each_window(both):
     """In any order, with repetitions."""

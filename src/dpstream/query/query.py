@@ -60,7 +60,7 @@ from dpstream.query.public_tables import NeedsTables
 from dpstream.query.quantiles import Cells, Level, cells_of
 from dpstream.query.row_spec import Finish, Prepare, RowSpec
 from dpstream.query.settings import USUAL_GROUPS, part_of_last
-from dpstream.query.shared_noise import shares_by_itself, why_not_shared
+from dpstream.query.shared_noise import SHARING_RULE, shares_by_itself, why_not_shared
 from dpstream.query.windows import Duration, Instant, Tumble
 from dpstream.records import Integers
 
@@ -998,7 +998,7 @@ class Query(RowSpec, identity="query", keys=_KEYS):
             if not getattr(self, name):
                 del facts[name]
         if self.shares_noise:
-            facts["correlated_noise"] = True
+            facts["correlated_noise"] = SHARING_RULE
         else:
             del facts["correlated_noise"]
         if not self.grouping_sets:

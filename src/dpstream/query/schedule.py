@@ -21,7 +21,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from dpstream.errors import InvalidParameter
-from dpstream.query.windows import DAY, Ticks, iso, longest, shortest
+from dpstream.query.windows import DAY, Ticks, iso, keeps_its_offset, longest, shortest
 from dpstream.records import Integers
 
 _ENDLESS = 36525 * DAY  # a stream without end is taken to last a hundred years
@@ -301,7 +301,8 @@ class Schedule:
         assert self.edges is not None
         if bool(self.edges.months) != bool(periods.months):
             other = self.edges.size if periods.months else periods.size
-            return _PROBE + 1 if DAY % other else _probe(periods)
+            moves = periods.size < DAY and not keeps_its_offset(self.edges.zone)
+            return _PROBE + 1 if DAY % other or moves else _probe(periods)
         whole = self.edges.size * (self.cells if self.kind == "cumulate" else 1)
         cycle = whole // gcd(whole, periods.size)
         if not (self.edges.calendar or periods.calendar):

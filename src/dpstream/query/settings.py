@@ -51,5 +51,7 @@ def settings_as_begun(query: Query, facts: Mapping[str, str]) -> Query:
     for name in {"last_budget", "debias"} & {*query.planned} & facts.keys():
         told = json.loads(facts[name])
         begun[name] = Fraction(told["is"]) if isinstance(told, dict) else told
+    if "debias" in begun and begun["debias"] is None and "report_bias" not in facts:
+        begun["report_bias"] = False  # it was left out with what is made up for
     changed = any(getattr(query, name) != value for name, value in begun.items())
     return replace(query, **begun) if changed else query

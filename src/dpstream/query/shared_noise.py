@@ -20,6 +20,10 @@ from dpstream.query.quantiles import Level
 if TYPE_CHECKING:
     from dpstream.query.query import Query
 
+SHARING_RULE = 2
+"""Which rule says how much is shared. A run that began by another one is refused: it would draw the
+same noise in other parts."""
+
 _BY_ITSELF = 0.85  # of the noise without it: what is shared must have at most, if nobody asks
 
 

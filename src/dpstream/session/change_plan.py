@@ -356,10 +356,10 @@ def differences(query: AnyQuery, about: About | None) -> tuple[str, ...]:
 
 def _begun(query: Query, about: About) -> Query:
     """The query from where its run has begun."""
-    query = settings_as_begun(noise_as_begun(query, about["facts"]), about["facts"])
     query = query.starting(about["notes"]["now"])
     first = Beginning(**about["notes"].get("beginning", {})).not_before
-    return query if first is None else query.not_before(first)
+    query = query if first is None else query.not_before(first)
+    return settings_as_begun(noise_as_begun(query, about["facts"]), about["facts"])
 
 
 @dataclass(kw_only=True)
