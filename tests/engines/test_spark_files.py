@@ -9,7 +9,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import dpstream as dps
 from dpstream.connectors.files.source import Files
+from dpstream.engines.spark import SparkEngine
+from dpstream.engines.spark.jobs import Jobs
 
 pytestmark = pytest.mark.spark
 
@@ -93,6 +96,7 @@ FRAMES = {
     "other letters": lambda s, f: s.read.schema("USER string").parquet(f),
     "an option": lambda s, f: s.read.option("modifiedAfter", "2020-01-01T00:00:00").parquet(f),
     "columns of paths": lambda s, f: s.read.option("basePath", f"{f}/..").parquet(f"{f}/../by"),
+    "files named twice": lambda s, f: s.read.parquet(f, f"{f}/part 1.parquet").select("user"),
     "text": lambda s, f: s.read.text(f),
     "where rows come from": lambda s, f: s.read.parquet(f).select("user", "_metadata.file_name"),
 }
@@ -129,8 +133,45 @@ def test_settings_that_change_what_is_read(session, folder):
     other = session.newSession()
     frame = other.read.parquet(str(folder)).select("user")
     assert frame_files(frame) is not None
-    other.conf.set("spark.sql.files.ignoreCorruptFiles", "true")
-    assert frame_files(frame) is None
+    for name, value, usual in [
+        ("spark.sql.files.ignoreCorruptFiles", "true", "false"),
+        ("spark.sql.parquet.datetimeRebaseModeInRead", "LEGACY", "CORRECTED"),
+        ("spark.sql.parquet.int96RebaseModeInRead", "EXCEPTION", "CORRECTED"),
+    ]:
+        other.conf.set(name, value)
+        assert frame_files(frame) is None
+        other.conf.set(name, usual)
+    assert frame_files(frame) is not None
+
+
+def test_a_folder_that_grows_after_a_kill(session, tmp_path, monkeypatch):
+    """A job that is killed before it has published goes on with the files that it began with."""
+
+    def put(day):
+        at = [datetime.datetime(2024, 5, day, n % 24) for n in range(600)]
+        rows = {"user": [f"u{n}" for n in range(600)], "page": ["/"] * 600}
+        place = tmp_path / "in" / f"{day}.parquet"
+        pq.write_table(pa.table(rows | {"ts": pa.array(at, pa.timestamp("us"))}), place)
+
+    def go(state):
+        query = dps.Query(
+            privacy_unit_column="user", keys=["page"], epsilon=2, delta=1e-6, time_column="ts",
+            start="2024-05-01", end="2024-05-04", window=dps.Tumble("1 day"),
+            privacy_unit_period="1 day", max_groups_contributed=1, remember_keys=False,
+        )  # fmt: skip
+        frame, engine = session.read.parquet(str(tmp_path / "in")), SparkEngine(session, buckets=2)
+        return [each.num_rows for each in dps.run(query, source=frame, state=state, engine=engine)]
+
+    (tmp_path / "in").mkdir()
+    put(1)
+    with monkeypatch.context() as broken:
+        broken.delattr(Jobs, "publish")
+        with pytest.raises(AttributeError, match="publish"):
+            go(tmp_path / "state")
+    put(2)
+
+    assert go(tmp_path / "state") == [1, 0, 0]
+    assert go(tmp_path / "other") == [1, 1, 0]
 
 
 def test_streams(session, folder, tmp_path):

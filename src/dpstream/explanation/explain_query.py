@@ -285,9 +285,8 @@ def _settled(query: Query, releases: int) -> str:
             "variances of the last one and of those before is least"
         )
     if "debias" in query.planned:
-        told.append(
-            "debias = 'groups': counts and sums make up for groups that the bound leaves out"
-        )
+        makes_up = "'groups': counts and sums make up for groups that the bound leaves out"
+        told.append(f"debias = {makes_up if query.debias else 'none: floats have no room for it'}")
     return (
         f"nobody gave {', '.join(query.planned)}, so they follow from the query alone, not from "
         f"rows: {'; '.join(told)}"

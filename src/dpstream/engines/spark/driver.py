@@ -32,7 +32,12 @@ from dpstream.engines.spark.bucket_files import (
     add_digests,
     digests_of,
 )
-from dpstream.engines.spark.frame_files import FrameFiles, files_now, projects_files
+from dpstream.engines.spark.frame_files import (
+    FrameFiles,
+    files_now,
+    frame_files,
+    projects_files,
+)
 from dpstream.engines.spark.jobs import ADAPTIVE, Gathered, Jobs, Note, OpenFiles, plain_session
 from dpstream.engines.spark.spark_engine import FrameSource, SparkEngine
 from dpstream.engines.table_versions import TableVersions, refreshed_tables
@@ -199,10 +204,11 @@ class SparkRun(QueryRun):
         """
         progress, several = self._progress, {"history": self.history, "source": self.source}
         inputs = {name: one for name, one in several.items() if one is not None and one.bounded}
-        if not self.live and _is_stream(self.source) and _STREAM not in progress.read:
-            files = self._intake.list_files(self.source.frame)
+        if not self.live and isinstance(self.source, FrameSource):
+            name = "source" if self.source.bounded else _STREAM
+            files = None if name in progress.read else self._intake.list_files(self.source)
             if files is not None:
-                inputs[_STREAM] = files
+                inputs[name] = files
         inputs = {name: one for name, one in inputs.items() if name not in progress.read}
         if len(inputs) == 1 and self._is_one_job():
             ((name, source),) = inputs.items()
@@ -382,12 +388,15 @@ class Intake:
         self.progress.read.append(name)
         self.progress.save()
 
-    def list_files(self, frame: DataFrame) -> FrameFiles | None:
-        """The files that a stream has by now, which are read in its place; None if it may have
+    def list_files(self, source: FrameSource) -> FrameFiles | None:
+        """The files that a frame has by now, which are read in its place; None if it may have
         other rows than they. The list stays as it is after a kill."""
-        progress, wanted = self.progress, frame.select(*self.jobs.plan.query.source_columns)
+        if source.messages is not None:
+            return None
+        progress, wanted = self.progress, source.wanted(self.jobs.plan.query.source_columns)
         if not progress.listed:
-            paths = files_now(wanted) if progress.batch < 0 else None
+            find = frame_files if source.bounded else files_now
+            paths = find(wanted) if progress.batch < 0 else None
             if paths is None:
                 return None
             progress.listed = paths

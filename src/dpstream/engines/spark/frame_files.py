@@ -44,6 +44,7 @@ _SETTINGS = (
     "spark.sql.parquet.fieldId.read.enabled",
 )
 """With these Spark reads otherwise."""
+_REBASES = ("spark.sql.parquet.datetimeRebaseModeInRead", "spark.sql.parquet.int96RebaseModeInRead")
 _SCAN = "org.apache.spark.sql.execution.datasources.FileScanRDD"
 _REBASED = (b"org.apache.spark.legacyDateTime", b"org.apache.spark.legacyINT96")
 _WRITER = b"org.apache.spark.version"
@@ -90,7 +91,10 @@ def frame_files(frame: DataFrame) -> list[str] | None:
     leaf = _leaf(frame)
     if leaf is None or not _is_plain(frame, leaf):
         return None
-    return _read_alike(list(frame.inputFiles()), arrow_schema(frame))
+    paths = list(leaf.relation().location().inputFiles())
+    if len(set(paths)) < len(paths):
+        return None  # Spark reads a file as often as it is named
+    return _read_alike(paths, arrow_schema(frame))
 
 
 def batch_files(frame: DataFrame) -> list[str] | None:
@@ -149,6 +153,7 @@ def _is_plain(frame: DataFrame, leaf: Any) -> bool:
         relation.fileFormat().getClass().getName() == _FORMAT
         and not relation.partitionSchema().size()
         and all(settings.get(name, "false") == "false" for name in _SETTINGS)
+        and all(settings.get(name, "CORRECTED") == "CORRECTED" for name in _REBASES)
         and _are_known({pair._1(): pair._2() for pair in _each(relation.options())})
     )
 
