@@ -182,7 +182,7 @@ def test_a_short_run_measures_everything(monkeypatch, tmp_path):
     assert {row["part"] for row in result["rows"]} == {
         "table 1", "table 2", "figure 9", "figure 10",
     }  # fmt: skip
-    assert len(result["targets"]) == 6 + 2 * 12
+    assert len(result["targets"]) == 6 + 2 * 16
     assert all(one["reached"] is None and one["reason"] for one in result["targets"])
 
 

@@ -278,6 +278,7 @@ def test_a_query_that_is_added_later_begins_at_its_own_place(nats, tmp_path):
     publishing = Publishing(start_all(tmp_path, asked, hand, **begun))
     runs = publishing.runs.runs
     until(lambda: len(runs["q0"].arrivals.tails) == 2)
+    until(lambda: len(hand.by_reader) == 2)  # `settle` waits for readers that have begun
     hand.settle()
     feed.put(rows(seconds_before(3 * HOUR // 2)))
     until(lambda: [run.operator.read for run in runs.values()] == [12, 12])
