@@ -4,16 +4,13 @@ from benchmarks import chosen_bounds
 
 
 def test_chosen_bounds_are_far_from_the_worst_ones():
-    """Noise is fixed, so the figures are the same every time; a bound of 1 and of 64 lose.
-
-    A bound of 1 loses less than it did: counts make up for groups that it leaves out.
-    """
+    """Noise is fixed, so the figures are the same every time; a bound of 1 and of 64 lose."""
     found = chosen_bounds.measure(quick=True, progress=lambda *_: None)
     errors = {(row["log"], row["groups"]): row["l_2"] for row in found.rows}
 
     assert len(found.rows) == 2 * 4
     for log in ("power law", "changed habits"):
-        assert errors[log, "auto"] < 0.8 * errors[log, 1]
+        assert errors[log, "auto"] < 0.7 * errors[log, 1]
         assert errors[log, "auto"] < errors[log, 64]
         assert min(errors[log, groups] for groups in (1, 8, 64)) == errors[log, 8]
     (bounds,) = (
